@@ -1,0 +1,31 @@
+"""Our exceptions: each message is one sentence that says what was wrong, where, and what to do."""
+
+from __future__ import annotations
+
+
+class ProcaError(Exception):
+    """Base of every exception that lm-eval-proca raises on purpose."""
+
+
+class CalibrationError(ProcaError, ValueError):
+    """Scores or parameters that a calibrator cannot use."""
+
+
+class TaskError(ProcaError, ValueError):
+    """A task configuration, setting or dataset that cannot be calibrated."""
+
+
+class ScoreTableError(ProcaError, ValueError):
+    """A score table that is damaged, incomplete or of another version."""
+
+
+class DistributedError(ProcaError, RuntimeError):
+    """Processes that together do not hold what one process would."""
+
+
+class ModelError(ProcaError, RuntimeError):
+    """A language model that is missing or cannot be used as asked."""
+
+
+class ResultsError(ProcaError, ValueError):
+    """Result folders that cannot be read or compared."""

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lm_eval_proca import __version__
+from lm_eval_proca.cli import COMMANDS, main
+from lm_eval_proca.errors import ModelError
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(["--help"])
+    assert exit_.value.code == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    for name, module in COMMANDS.items():
+        assert f"{name} {importlib.import_module(module).HELP}" in printed
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert capsys.readouterr().out == f"lm-eval-proca {__version__}\n"
+
+
+@pytest.mark.parametrize("arguments", [[], ["no-such-command"], ["tasks-path", "--no-such-option"]])
+def test_wrong_usage_is_exit_code_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(arguments)
+    assert exit_.value.code == 2
+    assert "usage: lm-eval-proca" in capsys.readouterr().err
+
+
+def test_our_errors_are_one_sentence_without_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(args: object) -> int:
+        raise ModelError("No model.")
+
+    monkeypatch.setattr("lm_eval_proca.cli.tasks_path.run", run)
+    assert main(["tasks-path"]) == 1
+    assert capsys.readouterr().err == "lm-eval-proca tasks-path: No model.\n"
+
+
+def test_tasks_path_is_the_folder_with_the_tasks(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tasks-path"]) == 0
+    [line] = capsys.readouterr().out.splitlines()
+    assert (Path(line) / "proca_sst2.yaml").is_file()
+
+
+def test_a_command_imports_only_its_own_module() -> None:
+    code = (
+        "import sys; from lm_eval_proca.cli import main; main(['tasks-path']);"
+        "assert not {'lm_eval', 'torch', 'numpy', 'lm_eval_proca.cli.demo'} & set(sys.modules), sorted(sys.modules)"
+    )
+    root = str(Path(__file__).resolve().parents[2])
+    subprocess.run([sys.executable, "-c", code], cwd=root, check=True, capture_output=True)
