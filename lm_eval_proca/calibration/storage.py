@@ -1,0 +1,139 @@
+"""A fitted calibrator as one JSON file: no pickle, nothing in it is executed or imported.
+
+``{"format": ..., "format_version": 1, "sha256": ..., "content": {"calibrator", "params", "fitted"}}``. The calibrator
+is a name of the registry, arrays are their bytes in base64, and the checksum is over the content.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lm_eval_proca.calibration.base import Calibrator, plain
+from lm_eval_proca.calibration.registry import get_calibrator, registered_name
+from lm_eval_proca.errors import CalibrationError
+
+FORMAT = "lm-eval-proca calibrator"
+FORMAT_VERSION = 1
+_DTYPES = {"float64": "<f8", "int64": "<i8", "bool": "|b1"}
+
+
+def save_calibrator(calibrator: Calibrator, path: str | os.PathLike[str]) -> None:
+    """Write a fitted calibrator; a file that is already there is replaced at once or not at all."""
+    name = registered_name(type(calibrator))
+    if name is None:
+        raise CalibrationError(
+            f"{type(calibrator).__name__} cannot be saved because it has no name; add it to "
+            f"lm_eval_proca.calibration.registry.CALIBRATORS first."
+        )
+    fitted = {key: value for key, value in vars(calibrator).items() if key.endswith("_")}
+    content = {
+        "calibrator": name,
+        "params": plain(calibrator.get_params()),
+        "fitted": {key: _encode(value) for key, value in fitted.items()},
+    }
+    document = {"format": FORMAT, "format_version": FORMAT_VERSION, "sha256": _checksum(content), "content": content}
+    _write_atomically(Path(path), json.dumps(document, indent=1) + "\n")
+
+
+def load_calibrator(path: str | os.PathLike[str]) -> Calibrator:
+    """Read a calibrator written by :meth:`Calibrator.save`.
+
+    Parameters
+    ----------
+    path : path-like
+
+    Returns
+    -------
+    calibrator : Calibrator
+        Predicts exactly what the saved one predicts.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from lm_eval_proca import BatchCalibrator, load_calibrator
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> path = Path(folder.name) / "sentiment.json"
+    >>> BatchCalibrator().fit([[-1.0, -2.0], [-1.0, -4.0]]).save(path)
+    >>> load_calibrator(path).predict([[-1.0, -2.5], [-1.0, -3.5]]).tolist()
+    [1, 0]
+    >>> folder.cleanup()
+    """
+    try:
+        document = json.loads(Path(path).read_bytes())
+    except OSError as error:
+        raise CalibrationError(f"The calibrator file {path} cannot be read: {error.strerror}.") from None
+    except (ValueError, RecursionError):
+        raise _refusal(path, "is damaged or not a calibrator file") from None
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise _refusal(path, "is not a calibrator file")
+    if document.get("format_version") != FORMAT_VERSION:
+        raise _refusal(
+            path, f"has format version {document.get('format_version')!r} and this lm-eval-proca reads {FORMAT_VERSION}"
+        )
+    content: Any = document.get("content")
+    if document.get("sha256") != _checksum(content):
+        raise _refusal(path, "was changed after it was saved (its checksum differs)")
+    try:
+        calibrator = get_calibrator(content["calibrator"])(**content["params"])
+        for key, value in content["fitted"].items():
+            if not key.endswith("_") or key.startswith("_"):
+                raise ValueError(key)
+            setattr(calibrator, key, _decode(value))
+        calibrator.predict_log_proba(np.zeros((1, calibrator.n_labels_)))  # the parts fit together
+    except CalibrationError:
+        raise
+    except Exception:
+        raise _refusal(path, "does not hold what a calibrator of its kind needs") from None
+    return calibrator
+
+
+def _encode(value: Any) -> Any:
+    if not isinstance(value, np.ndarray):
+        return plain(value)
+    dtype = value.dtype.name
+    return {
+        "dtype": dtype,
+        "shape": list(value.shape),
+        "base64": base64.b64encode(value.astype(_DTYPES[dtype]).tobytes()).decode("ascii"),
+    }
+
+
+def _decode(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    data = base64.b64decode(value["base64"], validate=True)
+    stored = np.frombuffer(data, dtype=_DTYPES[value["dtype"]]).reshape(value["shape"])
+    return stored.astype(value["dtype"])  # a writable copy in the byte order of this machine
+
+
+def _checksum(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _refusal(path: str | os.PathLike[str], what: str) -> CalibrationError:
+    return CalibrationError(f"The file {path} {what}; fit the calibrator again and save it anew.")
+
+
+def _write_atomically(path: Path, text: str) -> None:
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+    except OSError as error:
+        raise CalibrationError(f"The calibrator cannot be saved as {path}: {error.strerror}.") from None

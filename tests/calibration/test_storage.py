@@ -1,0 +1,176 @@
+"""Saved calibrators: the same predictions, and refused when anything is wrong with the file."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lm_eval_proca.calibration import CALIBRATORS, Calibrator, get_calibrator, load_calibrator, storage
+from lm_eval_proca.errors import CalibrationError
+
+
+@pytest.fixture(scope="module")
+def scores(made_scores) -> np.ndarray:
+    return made_scores(200, 4).scores
+
+
+@pytest.fixture
+def saved(scores, tmp_path) -> Path:
+    path = tmp_path / "calibrator.json"
+    get_calibrator("bc")().fit(scores).save(path)
+    return path
+
+
+def rewrite(path: Path, change, sign: bool = False) -> None:
+    """Change the parsed file, with a checksum that fits if `sign`."""
+    document = json.loads(path.read_text())
+    change(document)
+    if sign:
+        document["sha256"] = storage._checksum(document["content"])
+    path.write_text(json.dumps(document))
+
+
+@pytest.mark.parametrize(
+    ("name", "params"),
+    [
+        ("bc", {}),
+        ("conca", {}),
+        *(("proca", {"n_init": 3, "covariance_type": kind}) for kind in ("full", "tied", "diag")),
+        ("proca", {"n_init": np.int64(3), "tol": 1e-2, "weights": "fitted", "features": "prob"}),
+    ],
+)
+def test_a_loaded_calibrator_is_the_saved_one(scores, tmp_path, name, params):
+    calibrator = get_calibrator(name)(**params).fit(scores)
+    calibrator.save(tmp_path / "calibrator.json")
+    loaded = load_calibrator(str(tmp_path / "calibrator.json"))
+    assert type(loaded) is type(calibrator)
+    assert loaded.get_params() == calibrator.get_params()
+    assert loaded.fit_report() == calibrator.fit_report()
+    for attribute, value in vars(calibrator).items():
+        np.testing.assert_array_equal(getattr(loaded, attribute), value)
+    assert loaded.predict_log_proba(scores).tobytes() == calibrator.predict_log_proba(scores).tobytes()
+
+
+def test_restarts_that_failed_are_kept(tmp_path):
+    rng = np.random.default_rng(3)
+    scores = np.vstack([np.full((3, 3), 8.0), rng.normal(size=(40, 3)) * 3])
+    calibrator = get_calibrator("proca")(n_init=12, reg_covar=0.0, features="log_likelihood").fit(scores)
+    calibrator.save(tmp_path / "calibrator.json")
+    assert np.isnan(calibrator.lower_bounds_).any()
+    np.testing.assert_array_equal(load_calibrator(tmp_path / "calibrator.json").lower_bounds_, calibrator.lower_bounds_)
+
+
+@pytest.mark.parametrize("part", [0.0, 0.3, 0.9, 0.999])
+def test_refuses_a_truncated_file(saved, part):
+    content = saved.read_bytes().rstrip()
+    saved.write_bytes(content[: int(part * len(content))])
+    with pytest.raises(CalibrationError, match=r"is damaged or not a calibrator file; fit the calibrator again"):
+        load_calibrator(saved)
+
+
+@pytest.mark.parametrize(
+    ("change", "sign", "sentence"),
+    [
+        (lambda d: d.update(format="zip"), False, "is not a calibrator file"),
+        (lambda d: d.update(format_version=2), False, "has format version 2 and this lm-eval-proca reads 1"),
+        (lambda d: d.pop("format_version"), False, "has format version None"),
+        (lambda d: d.pop("sha256"), False, "was changed after it was saved"),
+        (lambda d: d.pop("content"), False, "was changed after it was saved"),
+        (lambda d: d["content"]["fitted"].update(n_rows_=7), False, "was changed after it was saved"),
+        (lambda d: d["content"].update(calibrator="os:system"), True, "no calibrator named 'os:system'"),
+        (lambda d: d["content"].update(calibrator=["bc"]), True, "does not hold what a calibrator of its kind needs"),
+        (
+            lambda d: d["content"].update(params={"n_init": 3}),
+            True,
+            "does not hold what a calibrator of its kind needs",
+        ),
+        (lambda d: d["content"]["fitted"].update(predict=1), True, "does not hold what"),
+        (lambda d: d["content"]["fitted"].update(__class__=1), True, "does not hold what"),
+        (lambda d: d["content"]["fitted"].pop("mean_log_proba_"), True, "does not hold what"),
+        (lambda d: d["content"]["fitted"].update(n_labels_=3), True, "does not hold what"),
+        (lambda d: d["content"]["fitted"]["mean_log_proba_"].update(dtype="object"), True, "does not hold what"),
+        (lambda d: d["content"]["fitted"]["mean_log_proba_"].update(shape=[5]), True, "does not hold what"),
+    ],
+)
+def test_refuses_a_file_that_was_tampered_with(saved, change, sign, sentence):
+    rewrite(saved, change, sign)
+    with pytest.raises(CalibrationError, match=sentence):
+        load_calibrator(saved)
+
+
+def test_one_changed_character_of_an_array_is_noticed(saved):
+    text = saved.read_text()
+    middle = text.index('"base64": "') + len('"base64": "') + 5
+    saved.write_text(text[:middle] + ("A" if text[middle] != "A" else "B") + text[middle + 1 :])
+    with pytest.raises(CalibrationError, match="its checksum differs"):
+        load_calibrator(saved)
+
+
+def test_never_unpickles(saved, tmp_path):
+    class Bomb:
+        def __reduce__(self):
+            return Path.touch, (tmp_path / "exploded",)
+
+    saved.write_bytes(pickle.dumps(Bomb()))
+    with pytest.raises(CalibrationError, match="is damaged or not a calibrator file"):
+        load_calibrator(saved)
+    assert not (tmp_path / "exploded").exists()
+
+
+def test_refuses_what_is_not_an_object_or_endlessly_nested(saved):
+    for text, sentence in (
+        ("[1, 2]", "is not a calibrator file"),
+        ("[" * 100_000, "is damaged or not a calibrator file"),
+    ):
+        saved.write_text(text)
+        with pytest.raises(CalibrationError, match=sentence):
+            load_calibrator(saved)
+
+
+def test_says_which_file_is_missing(tmp_path):
+    with pytest.raises(CalibrationError, match=r"calibrator file .*absent\.json cannot be read: No such file"):
+        load_calibrator(tmp_path / "absent.json")
+
+
+def test_says_where_it_cannot_write(scores, tmp_path):
+    with pytest.raises(CalibrationError, match=r"cannot be saved as .*absent.*: No such file"):
+        get_calibrator("bc")().fit(scores).save(tmp_path / "absent" / "calibrator.json")
+
+
+def test_an_interrupted_save_leaves_the_old_file_and_nothing_else(saved, scores, monkeypatch):
+    before = saved.read_bytes()
+
+    def full_disk(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full_disk)
+    with pytest.raises(CalibrationError, match=r"cannot be saved as .*: No space left on device\.$"):
+        get_calibrator("conca")().fit(scores).save(saved)
+    assert saved.read_bytes() == before
+    assert list(saved.parent.iterdir()) == [saved]
+
+
+class HalvingCalibrator(Calibrator):
+    """A user's own: one file, one line of registration."""
+
+    def _fit(self, scores):
+        self.half_ = scores.mean(axis=0) / 2
+
+    def _calibrate(self, scores):
+        return scores - self.half_
+
+
+def test_a_calibrator_of_ones_own_is_saved_once_it_is_registered(scores, tmp_path, monkeypatch):
+    calibrator = HalvingCalibrator().fit(scores)
+    with pytest.raises(CalibrationError, match=r"HalvingCalibrator cannot be saved because it has no name; add it to"):
+        calibrator.save(tmp_path / "own.json")
+    assert calibrator.fit_report()["method"] == "HalvingCalibrator"
+    monkeypatch.setitem(CALIBRATORS, "halving", f"{__name__}:HalvingCalibrator")
+    calibrator.save(tmp_path / "own.json")
+    np.testing.assert_array_equal(load_calibrator(tmp_path / "own.json").predict(scores), calibrator.predict(scores))
+    assert calibrator.fit_report()["method"] == "halving"
