@@ -1,0 +1,107 @@
+"""The `calibration:` block of a task and the `proca.*` settings that override it at run time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from lm_eval_proca.errors import TaskError
+
+DATA_DIR_VARIABLE = "PROCA_DATA_DIR"
+PREFIX = "proca"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How one task is calibrated; every field is a key of the YAML block and a `--metadata proca.<key>=…`."""
+
+    estimate_split: str = "train"
+    """Split that the estimate set is drawn from."""
+    estimate_size: int = 500
+    """Number of unlabeled documents that the calibrators are fitted on."""
+    estimate_seed: int | None = None
+    """Seed of the estimate set alone; by default the seed of the demonstrations decides both."""
+    estimate_file: str | None = None
+    """JSON Lines file of documents to use as the estimate set instead of the split."""
+    text_fields: tuple[str, ...] = ()
+    """Columns that carry the input; a content-free document replaces all of them together."""
+    eval_size: int | None = None
+    """Number of evaluation documents, a fixed random part of the split; by default all of it."""
+    data_dir: str | None = None
+    """Folder with local copies of the datasets, instead of the hub."""
+    data_folder: str | None = None
+    """Name of this dataset's folder in `data_dir`; by default the hub's name of the dataset."""
+    demonstration_counts: tuple[int, ...] | None = None
+    """Number of demonstrations per label id, e.g. 3/5; by default they are drawn regardless of their label."""
+    order_seed: int | None = None
+    """Seed of the order of the demonstrations alone; by default the order in which they were drawn."""
+    scores_dir: str | None = None
+    """Folder that gets the score table of the run."""
+
+
+KNOWN = tuple(field.name for field in fields(Settings))
+
+
+def read_settings(task: str, block: Any, metadata: Mapping[str, Any]) -> Settings:
+    """The YAML block of a task, overridden by the run's metadata, overridden by nothing.
+
+    lm-eval hands over `--metadata` merged with `--model_args`: dotted keys stay flat, values come typed. Both
+    `{"proca.estimate_size": 200}` and `{"proca": {"estimate_size": 200}}` are understood.
+    """
+    if not isinstance(block, Mapping):
+        raise TaskError(f"{task}: the `calibration:` block must be a mapping, got {block!r}.")
+    _refuse_unknown(task, block, "the `calibration:` block")
+    nested = metadata.get(PREFIX, {})
+    if not isinstance(nested, Mapping):
+        raise TaskError(f"{task}: the metadata key `{PREFIX}` must be a mapping, got {nested!r}.")
+    flat = {key[len(PREFIX) + 1 :]: value for key, value in metadata.items() if key.startswith(f"{PREFIX}.")}
+    runtime = {**nested, **flat}
+    _refuse_unknown(task, runtime, "--metadata proca.*")
+
+    environment = {"data_dir": os.environ[DATA_DIR_VARIABLE]} if os.environ.get(DATA_DIR_VARIABLE) else {}
+    chosen = {**block, **environment, **runtime}
+    return replace(Settings(), **{key: _typed(task, key, value) for key, value in chosen.items()})
+
+
+def without_settings(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """The run's metadata less our settings."""
+    return {key: value for key, value in metadata.items() if key != PREFIX and not key.startswith(f"{PREFIX}.")}
+
+
+def _refuse_unknown(task: str, given: Mapping[str, Any], where: str) -> None:
+    unknown = sorted(set(map(str, given)) - set(KNOWN))
+    if unknown:
+        raise TaskError(f"{task}: unknown setting {', '.join(unknown)} in {where}; the known ones are {', '.join(KNOWN)}.")
+
+
+def _typed(task: str, key: str, value: Any) -> Any:
+    if value is None:
+        return None
+    if key in {"estimate_size", "eval_size"}:
+        return _whole_number(task, key, value, least=1)
+    if key in {"estimate_seed", "order_seed"}:
+        return _whole_number(task, key, value, least=0)
+    if key == "text_fields":
+        parts = [value] if isinstance(value, str) else value
+        if not isinstance(parts, (list, tuple)) or not parts:
+            raise TaskError(f"{task}: text_fields must name the text columns, e.g. [sentence], got {value!r}.")
+        return tuple(str(part) for part in parts)
+    if key == "demonstration_counts":
+        # Commas separate settings on lm-eval's command line, so counts are written with slashes there.
+        parts = value.split("/") if isinstance(value, str) else value
+        if not isinstance(parts, (list, tuple)):
+            raise TaskError(f"{task}: demonstration_counts must be counts per label id such as 3/5, got {value!r}.")
+        return tuple(_whole_number(task, key, part, least=0) for part in parts)
+    return str(value)
+
+
+def _whole_number(task: str, key: str, value: Any, *, least: int) -> int:
+    try:
+        number = int(str(value))
+    except ValueError:
+        number = least - 1
+    if isinstance(value, bool) or number < least:
+        raise TaskError(f"{task}: {key} must be a whole number of at least {least}, got {value!r}.")
+    return number

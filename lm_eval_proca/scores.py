@@ -1,0 +1,154 @@
+"""The score table: every label score of one run of one task, and the file that keeps it.
+
+Whatever comes after scoring (another calibrator, an ablation, a figure) needs this table and no model.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from lm_eval_proca.errors import ScoreTableError
+
+FORMAT_VERSION = 1
+ROLES = ("eval", "estimate", "content_free")
+NO_GOLD = -1
+
+_METADATA_KEY = b"lm_eval_proca"
+
+
+@dataclass(frozen=True)
+class ScoreTable:
+    """Documents by labels, with the role of each document.
+
+    Attributes
+    ----------
+    role : ndarray of str, shape (n,)
+        "eval", "estimate" or "content_free".
+    index : ndarray of int64, shape (n,)
+        Document index within its role: for "eval" the position in the task's evaluation documents.
+    gold : ndarray of int64, shape (n,)
+        Label index of eval rows, -1 for all others.
+    estimate_gold : ndarray of int64, shape (n,)
+        Label index of estimate rows where the data has one, else -1. Calibrators never see it; only analyses
+        (class imbalance, the supervised ceiling) read it.
+    scores : ndarray of float64, shape (n, labels)
+        Log-likelihood of each label as lm-eval returned it.
+    metadata : dict
+        Where the scores come from: model, task, shots, seeds, label words, hashes, versions.
+    """
+
+    role: np.ndarray
+    index: np.ndarray
+    gold: np.ndarray
+    estimate_gold: np.ndarray
+    scores: np.ndarray
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        n = len(self.role)
+        if self.scores.ndim != 2 or any(
+            len(column) != n for column in (self.index, self.gold, self.estimate_gold, self.scores)
+        ):
+            raise ScoreTableError(f"A score table needs columns of one length and 2-D scores, got {n} roles and "
+                                  f"scores of shape {self.scores.shape}.")
+
+    @property
+    def labels(self) -> list[str]:
+        """The label words, in the order of the score columns."""
+        return list(self.metadata.get("labels") or [str(k) for k in range(self.scores.shape[1])])
+
+    def scores_of(self, role: str) -> np.ndarray:
+        """Scores of one role in document order, shape (m, labels)."""
+        return self.scores[self._rows(role)]
+
+    def index_of(self, role: str) -> np.ndarray:
+        """Document indices of one role, ascending."""
+        return self.index[self._rows(role)]
+
+    def gold_of(self, role: str) -> np.ndarray:
+        """Gold label indices of one role in document order; for "estimate" these are for analyses only."""
+        column = self.estimate_gold if role == "estimate" else self.gold
+        return column[self._rows(role)]
+
+    def _rows(self, role: str) -> np.ndarray:
+        if role not in ROLES:
+            raise ScoreTableError(f"No role '{role}' in a score table; the roles are {', '.join(ROLES)}.")
+        rows = np.flatnonzero(self.role == role)
+        return rows[np.argsort(self.index[rows], kind="stable")]
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write one Parquet file; a reader sees the whole file or none."""
+        path = Path(path)
+        columns: dict[str, pa.Array] = {
+            "role": pa.array(self.role.astype(str), pa.string()),
+            "index": pa.array(self.index, pa.int64()),
+            "gold": _nullable(self.gold),
+            "estimate_gold": _nullable(self.estimate_gold),
+        }
+        for k in range(self.scores.shape[1]):
+            columns[f"score_{k}"] = pa.array(self.scores[:, k], pa.float64())
+        metadata = {**self.metadata, "format_version": FORMAT_VERSION}
+        table = pa.table(columns).replace_schema_metadata({_METADATA_KEY: json.dumps(metadata, sort_keys=True)})
+
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, unfinished = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+        os.close(handle)
+        try:
+            pq.write_table(table, unfinished)
+            os.chmod(unfinished, 0o644)
+            os.replace(unfinished, path)
+        except BaseException:
+            os.unlink(unfinished)
+            raise
+        return path
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> ScoreTable:
+        """Read a file written by :meth:`save`; anything else is refused with a sentence."""
+        try:
+            table = pq.read_table(path)
+        except FileNotFoundError as error:
+            raise ScoreTableError(f"There is no score table at {path}.") from error
+        except (pa.ArrowException, OSError) as error:
+            raise ScoreTableError(
+                f"{path} is not a readable score table (damaged or not Parquet); write it again with "
+                f"--metadata proca.scores_dir=DIR."
+            ) from error
+        try:
+            metadata = json.loads((table.schema.metadata or {})[_METADATA_KEY])
+            version = metadata["format_version"]
+        except (KeyError, ValueError, TypeError) as error:
+            raise ScoreTableError(f"{path} is a Parquet file but not a score table of lm-eval-proca.") from error
+        if version != FORMAT_VERSION:
+            raise ScoreTableError(
+                f"{path} has score table format {version}, this lm-eval-proca reads format {FORMAT_VERSION}; "
+                f"read it with the version that wrote it, or score again."
+            )
+        columns = [f"score_{k}" for k in range(len(metadata.get("labels", [])))]
+        missing = {"role", "index", "gold", "estimate_gold", *columns} - set(table.column_names)
+        if missing or not columns:
+            raise ScoreTableError(f"{path} lacks the columns {sorted(missing) or 'score_0 ...'}; it was changed.")
+        scores = np.column_stack([table[name].to_numpy() for name in columns]).astype(np.float64)
+        if not np.isfinite(scores).all():
+            raise ScoreTableError(f"{path} holds scores that are not finite numbers; it was changed or damaged.")
+        return cls(
+            role=np.asarray(table["role"].to_pylist(), dtype=str),
+            index=table["index"].to_numpy().astype(np.int64),
+            gold=table["gold"].fill_null(NO_GOLD).to_numpy().astype(np.int64),
+            estimate_gold=table["estimate_gold"].fill_null(NO_GOLD).to_numpy().astype(np.int64),
+            scores=scores,
+            metadata=metadata,
+        )
+
+
+def _nullable(gold: np.ndarray) -> pa.Array:
+    return pa.array(gold, pa.int64(), mask=gold == NO_GOLD)

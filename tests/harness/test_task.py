@@ -1,0 +1,379 @@
+"""CalibratedTask through lm-eval's own evaluator, with a tiny real language model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from lm_eval.api.model import LM
+from lm_eval.tasks import TaskManager
+
+from lm_eval_proca.calibration.registry import get_calibrator
+from lm_eval_proca.errors import ProcaError, TaskError
+from lm_eval_proca.scores import ScoreTable
+from tests.conftest import made_sentences, write_jsonl
+
+FILTERS = {"none", "bc", "conca", "proca"}
+
+
+def record_of(results: dict, task: str = "proca_sst2") -> dict:
+    return results["configs"][task]["metadata"]["proca"]
+
+
+def samples_of(results: dict, filter_name: str, task: str = "proca_sst2") -> dict[int, dict]:
+    return {sample["doc_id"]: sample for sample in results["samples"][task] if sample["filter"] == filter_name}
+
+
+@pytest.fixture(scope="module")
+def small():
+    return {"estimate_size": 60}
+
+
+class TestScores:
+    def test_four_rows_and_raw_scores_of_the_stock_task(self, evaluate, tiny_lm, data_dir, small):
+        """Raw scores are bit-identical to the same YAML run as a stock task with the same demonstrations."""
+        import lm_eval
+        from lm_eval.api.task import ConfigurableTask
+        from lm_eval.tasks._yaml_loader import load_yaml
+
+        from tests.conftest import ROOT
+
+        tiny_lm.batch_size_per_gpu, before = 1, tiny_lm.batch_size_per_gpu
+        try:
+            chosen = {"proca_sst2": list(range(0, 120, 8))}
+            ours = evaluate("proca_sst2", settings=small, num_fewshot=3, fewshot_random_seed=5, samples=chosen)
+            pool = [json.loads(line) for line in (data_dir / "sst2" / "train.jsonl").read_text().splitlines()]
+            config = load_yaml(ROOT / "task_configs" / "proca_sst2.yaml")
+            for key in ("class", "calibration", "dataset_name", "training_split", "fewshot_split"):
+                config.pop(key, None)
+            config["dataset_path"] = str(data_dir / "sst2")
+            config["metric_list"] = [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}]
+            shown = [pool[i] for i in record_of(ours)["demonstrations"]]
+            config["fewshot_config"] = {"sampler": "first_n", "samples": shown}
+            stock = lm_eval.simple_evaluate(
+                model=tiny_lm,
+                tasks=[ConfigurableTask(config=config)],
+                task_manager=TaskManager(include_defaults=False),
+                num_fewshot=3,
+                samples=chosen,
+                bootstrap_iters=0,
+            )
+        finally:
+            tiny_lm.batch_size_per_gpu = before
+        assert {key.split(",")[1] for key in ours["results"]["proca_sst2"] if key.startswith("acc,")} == FILTERS
+        assert ours["results"]["proca_sst2"]["acc,none"] == stock["results"]["proca_sst2"]["acc,none"]
+        raw, expected = samples_of(ours, "none"), samples_of(stock, "none")
+        assert raw.keys() == expected.keys()
+        for doc_id, sample in raw.items():
+            assert sample["resps"] == expected[doc_id]["resps"]
+            assert sample["arguments"] == expected[doc_id]["arguments"]
+            assert sample["doc_hash"] == expected[doc_id]["doc_hash"]
+
+    def test_filters_are_the_calibrators_on_the_score_table(self, evaluate, small, tmp_path: Path):
+        results = evaluate("proca_sst2", settings={**small, "scores_dir": str(tmp_path)}, num_fewshot=2)
+        (file,) = tmp_path.glob("*.parquet")
+        table = ScoreTable.load(file)
+        assert {role: len(table.scores_of(role)) for role in ("eval", "estimate", "content_free")} == {
+            "eval": 120,
+            "estimate": 60,
+            "content_free": 3,
+        }
+        gold = table.gold_of("eval")
+        assert results["results"]["proca_sst2"]["acc,none"] == np.mean(table.scores_of("eval").argmax(1) == gold)
+        for name in ("bc", "conca", "proca"):
+            calibrator = get_calibrator(name)()
+            calibrator.fit(table.scores_of(calibrator.fits_on))
+            predicted = calibrator.predict(table.scores_of("eval"))
+            assert results["results"]["proca_sst2"][f"acc,{name}"] == np.mean(predicted == gold), name
+            logged = samples_of(results, name)
+            assert [int(np.argmax([score for score, _ in logged[i]["filtered_resps"]])) for i in range(120)] == list(predicted)
+
+    def test_no_label_of_the_estimate_set_reaches_the_numbers(self, evaluate, data_dir, small, tmp_path: Path):
+        """Another labeling of the same rows changes nothing at 0 shots, where no demonstration shows a label."""
+        rows = [json.loads(line) for line in (data_dir / "sst2" / "train.jsonl").read_text().splitlines()]
+        write_jsonl(tmp_path / "sst2" / "train.jsonl", [{**row, "label": 0} for row in rows])
+        write_jsonl(
+            tmp_path / "sst2" / "validation.jsonl",
+            [json.loads(line) for line in (data_dir / "sst2" / "validation.jsonl").read_text().splitlines()],
+        )
+        with_labels = evaluate("proca_sst2", settings=small, num_fewshot=0)
+        relabeled = evaluate("proca_sst2", settings={**small, "data_dir": str(tmp_path)}, num_fewshot=0)
+        assert with_labels["results"] == relabeled["results"]
+
+    def test_a_split_without_labels_can_be_the_estimate_set(self, evaluate, data_dir, small, tmp_path: Path):
+        rows = [{"sentence": row["sentence"]} for row in made_sentences(80, seed=9)]
+        for split in ("train", "validation"):
+            text = (data_dir / "sst2" / f"{split}.jsonl").read_text()
+            write_jsonl(tmp_path / "sst2" / f"{split}.jsonl", [json.loads(line) for line in text.splitlines()])
+        write_jsonl(tmp_path / "sst2" / "unlabeled.jsonl", rows)
+        results = evaluate(
+            "proca_sst2",
+            settings={**small, "data_dir": str(tmp_path), "estimate_split": "unlabeled"},
+            num_fewshot=2,
+        )
+        assert record_of(results)["estimate_source"] == "split:unlabeled"
+
+    def test_the_embedded_demo_has_an_estimate_set_without_labels(self, evaluate):
+        results = evaluate("proca_demo", settings={"estimate_size": 40}, num_fewshot=2, limit=12)
+        assert results["results"]["proca_demo"]["sample_len"] == 12
+        assert record_of(results, "proca_demo")["estimate_source"] == "split:estimate"
+
+
+class TestSeedsAndSets:
+    def test_the_same_command_twice_and_another_seed(self, evaluate, small):
+        once, again = (evaluate("proca_sst2", settings=small, num_fewshot=2, fewshot_random_seed=3) for _ in range(2))
+        other = evaluate("proca_sst2", settings=small, num_fewshot=2, fewshot_random_seed=4)
+        assert once["results"] == again["results"]
+        assert record_of(once) == record_of(again)
+        for key in ("demonstrations", "prompt_hash", "estimate_hash"):
+            assert record_of(once)[key] != record_of(other)[key], key
+        assert record_of(once)["eval_hash"] == record_of(other)["eval_hash"]
+
+    def test_estimate_seed_alone(self, evaluate, small):
+        first = evaluate("proca_sst2", settings={**small, "estimate_seed": 1}, num_fewshot=2, limit=10)
+        second = evaluate("proca_sst2", settings={**small, "estimate_seed": 2}, num_fewshot=2, limit=10)
+        assert record_of(first)["prompt_hash"] == record_of(second)["prompt_hash"]
+        assert record_of(first)["estimate_hash"] != record_of(second)["estimate_hash"]
+
+    def test_one_prompt_and_disjoint_sets(self, evaluate, small, tiny_lm, data_dir):
+        """Evaluated, estimate and demonstrated sentences never meet, although the train file repeats some of them."""
+        shown: list[tuple[str, str]] = []
+        stock = tiny_lm.loglikelihood
+
+        def listen(requests, **kwargs):
+            shown.extend(request.args for request in requests)
+            return stock(requests, **kwargs)
+
+        tiny_lm.loglikelihood = listen
+        try:
+            results = evaluate("proca_sst2", settings={"estimate_size": 200}, num_fewshot=4)
+        finally:
+            del tiny_lm.loglikelihood
+        contexts = list(dict.fromkeys(context for context, _ in shown))
+        assert len(contexts) == 120 + 200 + 3
+        heads = {context.rpartition("\n\n")[0] for context in contexts}
+        assert len(heads) == 1, "all documents stand behind one prompt"
+        tails = [context.rpartition("\n\n")[2] for context in contexts]
+        assert len(set(tails)) == len(tails), "no estimate row is evaluated"
+        demonstrations = [part.partition("\nSentiment:")[0] for part in heads.pop().split("\n\n")]
+        assert len(demonstrations) == 4
+        assert not {tail.partition("\nSentiment:")[0] for tail in tails} & set(demonstrations)
+        assert tails[-3:] == ["Review: N/A\nSentiment:", "Review: \nSentiment:", "Review: [MASK]\nSentiment:"]
+        assert record_of(results)["estimate_size"] == 200
+
+    def test_estimate_rows_that_are_evaluated_or_demonstrated_are_left_out(self, evaluate, tmp_path: Path):
+        evaluated = made_sentences(20, seed=2)
+        write_jsonl(tmp_path / "sst2" / "train.jsonl", evaluated + made_sentences(30, seed=1))
+        write_jsonl(tmp_path / "sst2" / "validation.jsonl", evaluated)
+        settings = {"data_dir": str(tmp_path), "estimate_size": 27}
+        with pytest.raises(TaskError, match="estimate_size is 27, but the estimate split has only 26 rows"):
+            evaluate("proca_sst2", settings=settings, num_fewshot=4)
+        evaluate("proca_sst2", settings={**settings, "estimate_size": 26}, num_fewshot=4)
+
+    def test_limit_keeps_the_estimate_set_and_mixes_the_classes(self, evaluate, small):
+        results = evaluate("proca_sst2", settings=small, num_fewshot=0, limit=50)
+        labels = [sample["doc"]["label"] for sample in samples_of(results, "none").values()]
+        assert len(labels) == 50
+        assert 10 < sum(labels) < 40, "the validation file is sorted by class"
+        assert record_of(results)["estimate_size"] == 60
+        assert record_of(results)["limit"] == 50
+        smaller = evaluate("proca_sst2", settings=small, num_fewshot=0, limit=20)
+        assert samples_of(smaller, "none").keys() < samples_of(results, "none").keys()
+
+    def test_samples_picks_documents(self, evaluate, small, tmp_path: Path):
+        results = evaluate(
+            "proca_sst2",
+            settings={**small, "scores_dir": str(tmp_path)},
+            num_fewshot=0,
+            samples={"proca_sst2": [3, 70, 110]},
+        )
+        assert results["results"]["proca_sst2"]["sample_len"] == 3
+        (file,) = tmp_path.glob("*.parquet")
+        assert ScoreTable.load(file).index_of("eval").tolist() == [3, 70, 110]
+        everything = evaluate("proca_sst2", settings=small, num_fewshot=0)
+        for doc_id, sample in samples_of(results, "proca").items():
+            assert sample["filtered_resps"] == samples_of(everything, "proca")[doc_id]["filtered_resps"]
+
+    def test_eval_size_is_a_fixed_part(self, evaluate, small):
+        first = evaluate("proca_sst2", settings={**small, "eval_size": 30}, num_fewshot=0, fewshot_random_seed=1)
+        second = evaluate("proca_sst2", settings={**small, "eval_size": 30}, num_fewshot=0, fewshot_random_seed=2)
+        assert first["results"]["proca_sst2"]["sample_len"] == 30
+        assert record_of(first)["eval_hash"] == record_of(second)["eval_hash"]
+
+    def test_demonstration_counts_and_order(self, evaluate, small):
+        settings = {**small, "demonstration_counts": "1/3"}
+        first = evaluate("proca_sst2", settings=settings, num_fewshot=4, limit=8)
+        second = evaluate("proca_sst2", settings={**settings, "order_seed": 1}, num_fewshot=4, limit=8)
+        assert sorted(record_of(first)["demonstrations"]) == sorted(record_of(second)["demonstrations"])
+        assert record_of(first)["demonstrations"] != record_of(second)["demonstrations"]
+
+
+class TestOwnTask:
+    def test_a_users_own_yaml_gets_the_default_filters(self, evaluate, own_task):
+        results = evaluate("own_sentiment", include=own_task(), num_fewshot=1)
+        assert {key.split(",")[1] for key in results["results"]["own_sentiment"] if key.startswith("acc,")} == FILTERS
+
+    def test_filter_parameters_come_from_the_yaml(self, evaluate, own_task):
+        more = """
+filter_list:
+  - name: none
+    filter: [{function: take_first}]
+  - name: by_likelihood
+    filter: [{function: proca, selection: likelihood, n_init: 3}]
+"""
+        results = evaluate("own_sentiment", include=own_task(more=more), num_fewshot=0)
+        fit = record_of(results, "own_sentiment")["fits"]["by_likelihood"]
+        assert fit["params"]["selection"] == "likelihood"
+        assert fit["params"]["n_init"] == 3
+
+    def test_only_what_the_filters_need_is_scored(self, evaluate, own_task, tmp_path: Path):
+        more = "filter_list: [{name: none, filter: [{function: take_first}]}, {name: conca, filter: [{function: conca}]}]"
+        settings = {"scores_dir": str(tmp_path / "scores")}
+        evaluate("own_sentiment", include=own_task(more=more), settings=settings, num_fewshot=0)
+        (file,) = (tmp_path / "scores").glob("*.parquet")
+        assert set(ScoreTable.load(file).role) == {"eval", "content_free"}
+
+    def test_estimate_file(self, evaluate, own_task, tmp_path: Path):
+        file = tmp_path / "made.jsonl"
+        header = {"lm_eval_proca": {"task": "own_sentiment", "model": "somebody"}}
+        rows = [{"sentence": row["sentence"], "generated_label": "good"} for row in made_sentences(40, seed=8)]
+        write_jsonl(file, [header, *rows])
+        results = evaluate("own_sentiment", include=own_task(), settings={"estimate_file": str(file)}, num_fewshot=1)
+        record = record_of(results, "own_sentiment")
+        assert record["estimate_size"] == 40
+        assert record["estimate_source"] == f"file:{file}"
+        assert record["generated_by"]["model"] == "somebody"
+
+        write_jsonl(file, [{"lm_eval_proca": {"task": "other"}}, *rows])
+        with pytest.raises(TaskError, match="was generated for the task other"):
+            evaluate("own_sentiment", include=own_task(), settings={"estimate_file": str(file)})
+        write_jsonl(file, [*rows, {"text": "no such field"}])
+        with pytest.raises(TaskError, match=r"line 41 of .* has no text in field sentence"):
+            evaluate("own_sentiment", include=own_task(), settings={"estimate_file": str(file)})
+
+
+class Judge(LM):
+    """Answers with a given function of (context, continuation); for scores that no real model gives."""
+
+    def __init__(self, answer):
+        super().__init__()
+        self.answer = answer
+
+    def loglikelihood(self, requests, **kwargs):
+        return [(self.answer(*request.args), False) for request in requests]
+
+    def loglikelihood_rolling(self, requests):
+        raise AssertionError
+
+    def generate_until(self, requests):
+        raise AssertionError
+
+
+class TestSentences:
+    """Bad input ends in one clear sentence of our own exception type."""
+
+    @pytest.mark.parametrize(
+        ("yaml", "settings", "sentence"),
+        [
+            ({}, {"data_dir": "/nowhere"}, r"no folder /nowhere/sst2; proca.data_dir \(or PROCA_DATA_DIR\)"),
+            ({"more": "test_split: exam"}, {}, r"no split 'exam', only train, validation"),
+            ({}, {"estimate_split": "spare"}, r"no split 'spare'"),
+            ({"text_fields": "[title]"}, {}, r"no column title, only sentence, label; correct calibration.text_fields"),
+            ({"drop": "text_fields"}, {}, r"calibration.text_fields is missing"),
+            ({"choices": '["bad"]'}, {}, r"at least two labels"),
+            ({"choices": '["good", " good"]'}, {}, r"the label word 'good' stands for two labels"),
+            ({"drop": "doc_to_choice"}, {}, r"doc_to_choice is missing"),
+            ({"choices": '["a", "b", "c"]', "estimate_size": 2}, {}, r"2 documents is too small for 3 labels"),
+            ({}, {"estimate_sise": 3}, r"unknown setting estimate_sise .* the known ones are estimate_split, estimate_size"),
+            ({"more": "metric_list: [{metric: acc_norm}]"}, {}, r"acc_norm means nothing for calibrated scores"),
+            (
+                {"more": "filter_list: [{name: p, filter: [{function: proca, restarts: 3}]}]"},
+                {},
+                r"a parameter that proca does not know .* the known ones are .*n_init",
+            ),
+            ({"more": "fewshot_config: {sampler: balanced}"}, {}, r"sampler must be default or first_n"),
+            ({}, {"estimate_size": 5000}, r"estimate_size is 5000, but the estimate split has only 298 rows"),
+            ({}, {"demonstration_counts": "1/1/1"}, r"makes 3 demonstrations, but --num_fewshot is 2"),
+        ],
+    )
+    def test_before_anything_is_scored(self, evaluate, own_task, yaml, settings, sentence):
+        def never(context, continuation):
+            raise AssertionError("scored in spite of bad input")
+
+        with pytest.raises(TaskError, match=sentence) as error:
+            evaluate("own_sentiment", include=own_task(**yaml), settings=settings, num_fewshot=2, lm=Judge(never))
+        assert str(error.value).startswith("own_sentiment: ")
+        assert "\n" not in str(error.value)
+
+    def test_generate_until_tasks_are_refused(self, evaluate, own_task):
+        folder = own_task()
+        file = folder / "own_sentiment.yaml"
+        file.write_text(file.read_text().replace("multiple_choice", "generate_until"))
+        with pytest.raises(TaskError, match="output_type is 'generate_until', but only multiple_choice"):
+            evaluate("own_sentiment", include=folder)
+
+    @pytest.mark.parametrize("label", [2, -1])
+    def test_a_label_id_out_of_range(self, evaluate, tmp_path: Path, data_dir: Path, label: int):
+        write_jsonl(tmp_path / "sst2" / "train.jsonl", made_sentences(80, seed=1))
+        write_jsonl(tmp_path / "sst2" / "validation.jsonl", [*made_sentences(5, seed=2), {"sentence": "odd", "label": label}])
+        with pytest.raises(TaskError, match=f"the label {label} of a row is none of the 2 labels"):
+            evaluate("proca_sst2", settings={"data_dir": str(tmp_path), "estimate_size": 50})
+
+    def test_labels_that_vary_over_documents(self, evaluate, own_task):
+        folder = own_task(choices="\"{{['bad', 'good'] if 'film' in sentence else ['no', 'yes']}}\"")
+        with pytest.raises(TaskError, match="only tasks with one fixed list of labels"):
+            evaluate("own_sentiment", include=folder)
+
+    def test_seed_none(self, evaluate):
+        with pytest.raises(TaskError, match="without a seed every process would draw another prompt"):
+            evaluate("proca_sst2", fewshot_random_seed=None)
+
+    @pytest.mark.parametrize("bad", [float("nan"), float("-inf")])
+    def test_scores_that_are_not_numbers(self, evaluate, small, bad: float):
+        def answer(context: str, continuation: str) -> float:
+            return bad if "[MASK]" in context and "Positive" in continuation else -1.0 - len(context) % 7
+
+        with pytest.raises(ProcaError, match=f"gave {bad} as the score of label 'Positive' for content-free document 2"):
+            evaluate("proca_sst2", settings=small, lm=Judge(answer))
+
+    def test_a_calibration_filter_without_the_class(self, data_dir: Path, tiny_lm):
+        import lm_eval
+        from lm_eval.api.task import ConfigurableTask
+
+        config = {
+            "task": "plain",
+            "dataset_path": str(data_dir / "sst2"),
+            "validation_split": "validation",
+            "output_type": "multiple_choice",
+            "doc_to_text": "{{sentence}}",
+            "doc_to_target": "label",
+            "doc_to_choice": ["bad", "good"],
+            "filter_list": [{"name": "proca", "filter": [{"function": "proca"}]}],
+        }
+        with pytest.raises(TaskError, match="The filter 'proca' calibrates only tasks with `class: !function"):
+            lm_eval.simple_evaluate(
+                model=tiny_lm,
+                tasks=[ConfigurableTask(config=config)],
+                task_manager=TaskManager(include_defaults=False),
+                limit=4,
+            )
+
+    def test_no_secret_reaches_the_score_table(self, tiny_lm, data_dir: Path, tmp_path: Path):
+        import lm_eval
+
+        from tests.conftest import ROOT
+
+        metadata = {
+            "pretrained": "somebody/model",
+            "api_key": "s3cret",
+            "hf_token": "s3cret",
+            "proca": {"data_dir": str(data_dir), "estimate_size": 20, "scores_dir": str(tmp_path)},
+        }
+        manager = TaskManager(include_path=ROOT / "task_configs", include_defaults=False, metadata=metadata)
+        lm_eval.simple_evaluate(model=tiny_lm, tasks=["proca_sst2"], task_manager=manager, limit=5, bootstrap_iters=0)
+        (file,) = tmp_path.glob("*.parquet")
+        table = ScoreTable.load(file)
+        assert table.metadata["model"] == "somebody/model"
+        assert "s3cret" not in json.dumps(table.metadata)

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from lm_eval_proca.errors import ScoreTableError
+from lm_eval_proca.scores import ScoreTable
+
+
+@pytest.fixture
+def table() -> ScoreTable:
+    return ScoreTable(
+        role=np.array(["eval", "estimate", "eval", "content_free", "estimate"]),
+        index=np.array([5, 1, 2, 0, 0]),
+        gold=np.array([1, -1, 0, -1, -1]),
+        estimate_gold=np.array([-1, 1, -1, -1, -1]),
+        scores=np.array([[-1.0, -2.0], [-3.0, -4.0], [-5.0, -6.0], [-7.0, -8.0], [-9.0, -0.1]]),
+        metadata={"task": "t", "labels": ["bad", "good"]},
+    )
+
+
+def test_rows_of_a_role_come_in_document_order(table: ScoreTable):
+    assert table.index_of("eval").tolist() == [2, 5]
+    assert table.scores_of("eval").tolist() == [[-5.0, -6.0], [-1.0, -2.0]]
+    assert table.gold_of("eval").tolist() == [0, 1]
+    assert table.scores_of("estimate").tolist() == [[-9.0, -0.1], [-3.0, -4.0]]
+    assert table.gold_of("estimate").tolist() == [-1, 1]
+    with pytest.raises(ScoreTableError, match="the roles are eval, estimate, content_free"):
+        table.scores_of("train")
+
+
+def test_what_is_written_is_read(table: ScoreTable, tmp_path: Path):
+    path = table.save(tmp_path / "deep" / "run.parquet")
+    again = ScoreTable.load(path)
+    for column in ("role", "index", "gold", "estimate_gold", "scores"):
+        assert np.array_equal(getattr(again, column), getattr(table, column)), column
+    assert again.labels == ["bad", "good"]
+    assert again.metadata["task"] == "t"
+    assert [file.name for file in path.parent.iterdir()] == ["run.parquet"]
+
+
+def test_gold_of_the_estimate_set_stays_out_of_the_gold_column(table: ScoreTable, tmp_path: Path):
+    columns = pq.read_table(table.save(tmp_path / "run.parquet")).to_pydict()
+    for role, gold, estimate_gold in zip(columns["role"], columns["gold"], columns["estimate_gold"], strict=True):
+        assert (gold is not None) == (role == "eval")
+        assert estimate_gold is None or role == "estimate"
+
+
+def test_other_files_are_refused_with_a_sentence(table: ScoreTable, tmp_path: Path):
+    with pytest.raises(ScoreTableError, match="There is no score table at"):
+        ScoreTable.load(tmp_path / "none.parquet")
+
+    path = table.save(tmp_path / "run.parquet")
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ScoreTableError, match="damaged or not Parquet"):
+        ScoreTable.load(path)
+
+    pq.write_table(pa.table({"a": [1]}), path)
+    with pytest.raises(ScoreTableError, match="not a score table of lm-eval-proca"):
+        ScoreTable.load(path)
+
+    path.write_bytes(whole)
+    read = pq.read_table(path)
+    newer = json.dumps({**table.metadata, "format_version": 99}).encode()
+    pq.write_table(read.replace_schema_metadata({b"lm_eval_proca": newer}), path)
+    with pytest.raises(ScoreTableError, match="format 99, this lm-eval-proca reads format 1"):
+        ScoreTable.load(path)
+
+    pq.write_table(read.drop_columns(["score_1"]), path)
+    with pytest.raises(ScoreTableError, match="lacks the columns"):
+        ScoreTable.load(path)
+
+
+def test_an_interrupted_write_leaves_the_old_file(table: ScoreTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = table.save(tmp_path / "run.parquet")
+    before = path.read_bytes()
+
+    def fail(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pq, "write_table", fail)
+    with pytest.raises(KeyboardInterrupt):
+        table.save(path)
+    assert path.read_bytes() == before
+    assert [file.name for file in tmp_path.iterdir()] == ["run.parquet"]
