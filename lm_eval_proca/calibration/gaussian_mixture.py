@@ -34,7 +34,7 @@ _ROUNDING = 1e-5
 # Responsibilities (or parameters) in a block of restarts, the unit of work of a thread, and in a slice of its rows,
 # which stays in the cache. Neither depends on the machine, since other sizes round differently.
 _BLOCK_SIZE = 2**20
-_SLICE_SIZE = 2**16
+_SLICE_SIZE = 2**17
 
 
 @dataclass(frozen=True)
