@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,12 @@ ROLES = ("eval", "estimate", "content_free")
 NO_GOLD = -1
 
 _METADATA_KEY = b"lm_eval_proca"
+_SECRET = re.compile(r"(^|_)(api_?key|key|token|secret|password|auth|headers?)($|_)", re.IGNORECASE)
+
+
+def without_secrets(model_args: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of a model less keys and tokens: what may be written into a file."""
+    return {key: value for key, value in model_args.items() if not _SECRET.search(key)}
 
 
 @dataclass(frozen=True)
@@ -58,8 +66,10 @@ class ScoreTable:
         if self.scores.ndim != 2 or any(
             len(column) != n for column in (self.index, self.gold, self.estimate_gold, self.scores)
         ):
-            raise ScoreTableError(f"A score table needs columns of one length and 2-D scores, got {n} roles and "
-                                  f"scores of shape {self.scores.shape}.")
+            raise ScoreTableError(
+                f"A score table needs columns of one length and 2-D scores, got {n} roles and "
+                f"scores of shape {self.scores.shape}."
+            )
 
     @property
     def labels(self) -> list[str]:

@@ -28,7 +28,9 @@ def made_sentences(n: int, seed: int) -> list[dict]:
     for i in range(n):
         label = i % 2
         words = rnd.sample(GOOD if label else BAD, 2)
-        rows.append({"sentence": f"the {rnd.choice(THINGS)} number {seed}-{i} was {words[0]} and {words[1]} ", "label": label})
+        rows.append(
+            {"sentence": f"the {rnd.choice(THINGS)} number {seed}-{i} was {words[0]} and {words[1]} ", "label": label}
+        )
     return rows
 
 
@@ -54,7 +56,9 @@ def train_tokenizer(folder: Path):
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     corpus = [row["sentence"] for row in made_sentences(400, seed=3)]
-    corpus += ["Review: Sentiment: Positive Negative\n\nClassify the news World Sports Business Technology Answer:"] * 20
+    corpus += [
+        "Review: Sentiment: Positive Negative\n\nClassify the news World Sports Business Technology Answer:"
+    ] * 20
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=600, special_tokens=["<|endoftext|>"], initial_alphabet=alphabet)
     tokenizer.train_from_iterator(corpus, trainer)

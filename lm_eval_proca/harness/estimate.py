@@ -58,7 +58,9 @@ def draw_estimate_rows(
     return rows
 
 
-def read_estimate_file(path: str, *, task: str, text_fields: Sequence[str]) -> tuple[dict[str, Any], list[UnlabeledDoc]]:
+def read_estimate_file(
+    path: str, *, task: str, text_fields: Sequence[str]
+) -> tuple[dict[str, Any], list[UnlabeledDoc]]:
     """Provenance and documents of a JSON Lines file, as `lm-eval-proca generate` writes it.
 
     A file without the provenance line is somebody's own rows and as good.

@@ -22,6 +22,7 @@ from lm_eval_proca.errors import TaskError
 from lm_eval_proca.harness.gather import compute_once
 from lm_eval_proca.scores import ScoreTable
 
+
 @dataclass
 class CalibrationRun:
     """The scores of all processes, and the calibrators that filters have fitted on them so far."""

@@ -62,9 +62,7 @@ class OnePromptSampler(ContextSampler):
         self.seed = rnd
         return self
 
-    def sample(
-        self, n: int, eval_doc: Doc | None = None, df: Sequence[Doc] | None = None, **kwargs: Any
-    ) -> list[Doc]:
+    def sample(self, n: int, eval_doc: Doc | None = None, df: Sequence[Doc] | None = None, **kwargs: Any) -> list[Doc]:
         """The `n` demonstrations of this seed, whatever document they are for."""
         return [self.df[i] for i in self.indices(n)]
 

@@ -73,7 +73,9 @@ def without_settings(metadata: Mapping[str, Any]) -> dict[str, Any]:
 def _refuse_unknown(task: str, given: Mapping[str, Any], where: str) -> None:
     unknown = sorted(set(map(str, given)) - set(KNOWN))
     if unknown:
-        raise TaskError(f"{task}: unknown setting {', '.join(unknown)} in {where}; the known ones are {', '.join(KNOWN)}.")
+        raise TaskError(
+            f"{task}: unknown setting {', '.join(unknown)} in {where}; the known ones are {', '.join(KNOWN)}."
+        )
 
 
 def _typed(task: str, key: str, value: Any) -> Any:

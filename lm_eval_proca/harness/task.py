@@ -18,6 +18,7 @@ from lm_eval.api.task import ConfigurableTask
 import lm_eval_proca
 from lm_eval_proca.calibration.registry import CALIBRATORS, get_calibrator
 from lm_eval_proca.errors import DistributedError, ScoreTableError, TaskError
+from lm_eval_proca.harness.config import check_config, default_filters, takes_first_shots
 from lm_eval_proca.harness.estimate import (
     UnlabeledDoc,
     content_free_docs,
@@ -27,10 +28,11 @@ from lm_eval_proca.harness.estimate import (
     without_label,
 )
 from lm_eval_proca.harness.filters import calibrating
-from lm_eval_proca.harness.gather import gather, is_first_process
+from lm_eval_proca.harness.gather import compute_once, gather
+from lm_eval_proca.harness.rows import Row, Shard, merge, score_table
 from lm_eval_proca.harness.sampler import OnePromptSampler
 from lm_eval_proca.harness.settings import DATA_DIR_VARIABLE, read_settings, without_settings
-from lm_eval_proca.scores import NO_GOLD, ROLES, ScoreTable
+from lm_eval_proca.scores import NO_GOLD, ScoreTable, without_secrets
 
 logger = logging.getLogger("lm_eval.proca")  # below lm-eval's own logger, the only one that its command shows
 
@@ -39,15 +41,6 @@ DEFAULT_SEED = 1234
 
 EVAL_SEED = 0
 """Decides, once and for all, which evaluation documents `eval_size` and `--limit` keep."""
-
-MEANINGLESS_METRICS = {
-    "acc_norm": "it divides scores by label length",
-    "acc_bytes": "it divides scores by label length",
-    "acc_mutual_info": "it needs unconditional scores, which are not calibrated",
-    "exact_match": "it looks at the model's greedy token, not at scores",
-}
-
-SECRET_WORDS = ("token", "key", "secret", "password", "auth", "header")
 
 Doc = dict[str, Any]
 
@@ -76,9 +69,9 @@ class CalibratedTask(ConfigurableTask):
         self._record: dict[str, Any] = {}
         config["metadata"] = {**without_settings(metadata), "proca": self._record}
         config.setdefault("metric_list", [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}])
-        config.setdefault("filter_list", _default_filters())
-        _check_config(name, config, self.settings.text_fields)
-        self._first_shots = _takes_first_shots(name, config)
+        config.setdefault("filter_list", default_filters())
+        check_config(name, config, self.settings.text_fields)
+        self._first_shots = takes_first_shots(name, config)
 
         super().__init__(data_dir, cache_dir, download_mode, config)
 
@@ -232,7 +225,9 @@ class CalibratedTask(ConfigurableTask):
             raise TaskError(f"{task}: calibration needs at least two labels, doc_to_choice gives {self.labels}.")
         twice = sorted({word for word in words if words.count(word) > 1})
         if twice:
-            raise TaskError(f"{task}: the label word {twice[0]!r} stands for two labels in {self.labels}; make them differ.")
+            raise TaskError(
+                f"{task}: the label word {twice[0]!r} stands for two labels in {self.labels}; make them differ."
+            )
         size = self.settings.estimate_size
         if self.settings.estimate_file is None and size < len(words):
             raise TaskError(
@@ -369,7 +364,9 @@ class CalibratedTask(ConfigurableTask):
             settings.estimate_size,
             self._estimate_seed,
             task=task,
-            allowed=lambda row: self._text_of(row) not in demonstrated and self._text_of(row) not in self.evaluated_texts,
+            allowed=lambda row: (
+                self._text_of(row) not in demonstrated and self._text_of(row) not in self.evaluated_texts
+            ),
         )
         drawn = (self._estimate_pool[i] for i in rows)
         return [(without_label(row, self._label_column), self._gold_if_any(row)) for row in drawn]
@@ -396,7 +393,7 @@ class CalibratedTask(ConfigurableTask):
     def _announce(self, evaluated: int, calibration_docs: Mapping[str, Sequence[Any]]) -> None:
         counts = {"eval": evaluated, **{role: len(docs) for role, docs in calibration_docs.items()}}
         logger.info(
-            "%s: about to score %s documents x %d labels = %d requests, behind one prompt of %d demonstrations (seed %d).",
+            "%s: about to score %s documents x %d labels = %d requests behind one prompt of %d shots (seed %d)",
             self.config.task,
             " + ".join(f"{count} {role.replace('_', '-')}" for role, count in counts.items()),
             len(self.labels),
@@ -417,20 +414,28 @@ class CalibratedTask(ConfigurableTask):
             for calibrator in run.fitted:
                 fits[ensemble.name] = calibrator.fit_report()
         self._record["fits"] = fits
-        cut = [instance.truncated for instance in self._instances if hasattr(instance, "truncated")]
-        self._record["truncated_prompts"] = sum(cut) if cut else None
-        if self.settings.scores_dir is not None and is_first_process():
-            metadata = table.metadata
-            name = (
-                f"{self.config.task}-{metadata['num_fewshot']}shot-seed{self._seed}-"
-                f"{fingerprint([metadata['model'], metadata['model_args'], metadata['prompt_hash'], metadata['estimate_hash'], metadata['eval_hash']])[:8]}.parquet"
-            )
-            path = table.save(Path(self.settings.scores_dir).expanduser() / name)
+        if self.settings.scores_dir is not None:
+            folder = Path(self.settings.scores_dir).expanduser()
+            path = compute_once(lambda: self._save(table, folder))
             logger.info("%s: score table written to %s", self.config.task, path)
 
-    def _local_scores(self) -> dict[str, Any]:
+    def _save(self, table: ScoreTable, folder: Path) -> Path:
+        """One file per model, prompt and rows: the same run again replaces it, another never does."""
+        origin = [table.metadata[key] for key in ("model", "model_args", "prompt_hash", "estimate_hash", "eval_hash")]
+        name = (
+            f"{self.config.task}-{self.config.num_fewshot or 0}shot-seed{self._seed}-{fingerprint(origin)[:8]}.parquet"
+        )
+        try:
+            return table.save(folder / name)
+        except OSError as error:
+            raise ScoreTableError(
+                f"{self.config.task}: the score table cannot be written to {folder} ({error.strerror}); correct "
+                f"proca.scores_dir."
+            ) from error
+
+    def _local_scores(self) -> Shard:
         """This rank's rows, and its bad news if a score is not a number."""
-        rows: list[tuple[str, int, int, list[float]]] = []
+        rows: list[Row] = []
         problem = None
         labels = len(self.labels)
         for start in range(0, len(self._instances), labels):
@@ -444,42 +449,15 @@ class CalibratedTask(ConfigurableTask):
                     f"{self.config.task}: the model gave {scores[bad]} as the score of label {self.labels[bad]!r} for "
                     f"{role.replace('_', '-')} document {index}; calibration needs finite scores (try another dtype)."
                 )
-            rows.append((role, index, gold, scores))
-        return {"rows": rows, "problem": problem}
+            cut = [instance.truncated for instance in instances if hasattr(instance, "truncated")]
+            rows.append(Row(role, index, gold, scores, any(cut) if cut else None))
+        return Shard(rows, problem)
 
-    def _score_table(self, shards: Sequence[Mapping[str, Any]]) -> ScoreTable:
-        for shard in shards:
-            if shard["problem"] is not None:
-                raise ScoreTableError(shard["problem"])
-        # Every rank may hold every document (tensor parallelism): the first copy counts.
-        by_document: dict[tuple[str, int], tuple[str, int, int, list[float]]] = {}
-        for shard in shards:
-            for row in shard["rows"]:
-                by_document.setdefault((row[0], row[1]), row)
-        missing = [
-            (role, index)
-            for role, indices in self._expected.items()
-            for index in indices
-            if (role, index) not in by_document
-        ]
-        if missing:
-            role, index = missing[0]
-            raise DistributedError(
-                f"{self.config.task}: {len(missing)} documents were scored by none of the {len(shards)} processes, the "
-                f"first is {role.replace('_', '-')} document {index}; stock `--model hf` loses documents on several "
-                f"nodes (local rank with global world size), use `--model hf-shared-prefix` there."
-            )
-        ordered = sorted(by_document.values(), key=lambda row: (ROLES.index(row[0]), row[1]))
-        role_column = np.array([row[0] for row in ordered])
-        gold_column = np.array([row[2] for row in ordered], dtype=np.int64)
-        return ScoreTable(
-            role=role_column,
-            index=np.array([row[1] for row in ordered], dtype=np.int64),
-            gold=np.where(role_column == "eval", gold_column, NO_GOLD),
-            estimate_gold=np.where(role_column == "estimate", gold_column, NO_GOLD),
-            scores=np.array([row[3] for row in ordered], dtype=np.float64),
-            metadata=self._table_metadata(),
-        )
+    def _score_table(self, shards: Sequence[Shard]) -> ScoreTable:
+        rows = merge(shards, self._expected, task=str(self.config.task))
+        known = [row.truncated for row in rows if row.truncated is not None]
+        self._record["truncated_prompts"] = sum(known) if known else None
+        return score_table(rows, self._table_metadata())
 
     def _keep_record(
         self,
@@ -495,11 +473,13 @@ class CalibratedTask(ConfigurableTask):
         generated = self.settings.estimate_file
         self._record.clear()
         self._record.update(
-            lm_eval_proca=lm_eval_proca.__version__,
+            version=lm_eval_proca.__version__,
             labels=self.labels,
             num_fewshot=shots,
             seed=self._seed,
             demonstrations=self.sampler.indices(shots),
+            demonstration_counts=self.settings.demonstration_counts,
+            order_seed=self.settings.order_seed,
             eval_rows=len(evaluated),
             limit=limit,
             estimate_size=len(estimate),
@@ -513,74 +493,27 @@ class CalibratedTask(ConfigurableTask):
             self._record["generated_by"] = self._generated_by
 
     def _table_metadata(self) -> dict[str, Any]:
-        given = {key: value for key, value in self.config.metadata.items() if key not in {"proca", "version", "config_source"}}
-        model_args = {key: value for key, value in given.items() if not any(word in key.lower() for word in SECRET_WORDS)}
+        ours = {"proca", "version", "config_source"}
+        model_args = without_secrets({key: value for key, value in self.config.metadata.items() if key not in ours})
         return {
             **{key: value for key, value in self._record.items() if key != "fits"},
             "task": self.config.task,
             "task_version": self.VERSION,
-            "model": str(given.get("pretrained") or given.get("model") or "unknown"),
+            "model": str(model_args.get("pretrained") or model_args.get("model") or "unknown"),
             "model_args": {key: str(value) for key, value in model_args.items()},
             "filters": {entry["name"]: entry["filter"] for entry in self.config.filter_list},
             "versions": {
-                name: importlib.metadata.version(name)
-                for name in ("lm_eval", "transformers", "torch", "scikit-learn", "numpy")
+                "lm-eval-proca": lm_eval_proca.__version__,
+                **{
+                    name: importlib.metadata.version(name)
+                    for name in ("lm-eval", "transformers", "torch", "scikit-learn")
+                },
             },
         }
 
 
-def _default_filters() -> list[dict[str, Any]]:
-    """Raw scores, and every calibrator there is."""
-    calibrated = [{"name": name, "filter": [{"function": name}]} for name in CALIBRATORS]
-    return [{"name": "none", "filter": [{"function": "take_first"}]}, *calibrated]
-
-
-def _check_config(task: str, config: Mapping[str, Any], text_fields: Sequence[str]) -> None:
-    if config.get("output_type") != "multiple_choice":
-        raise TaskError(
-            f"{task}: output_type is {config.get('output_type')!r}, but only multiple_choice tasks with a fixed list of "
-            f"labels can be calibrated."
-        )
-    if config.get("doc_to_choice") is None:
-        raise TaskError(f"{task}: doc_to_choice is missing; give the fixed list of label words.")
-    if not text_fields:
-        raise TaskError(
-            f"{task}: calibration.text_fields is missing; name the columns that a content-free document replaces, "
-            f"e.g. `text_fields: [sentence]`."
-        )
-    for entry in config["metric_list"]:
-        if entry.get("metric") in MEANINGLESS_METRICS:
-            raise TaskError(
-                f"{task}: the metric {entry['metric']} means nothing for calibrated scores "
-                f"({MEANINGLESS_METRICS[entry['metric']]}); remove it from metric_list, acc is the one to keep."
-            )
-    for entry in config["filter_list"]:
-        for step in entry["filter"]:
-            if step["function"] in CALIBRATORS:
-                params = {key: value for key, value in step.items() if key != "function"}
-                try:
-                    get_calibrator(step["function"])(**params)
-                except TypeError as error:
-                    known = ", ".join(get_calibrator(step["function"])().get_params()) or "none"
-                    raise TaskError(
-                        f"{task}: the filter {entry['name']} has a parameter that {step['function']} does not know "
-                        f"({error}); the known ones are {known}."
-                    ) from error
-
-
-def _takes_first_shots(task: str, config: Mapping[str, Any]) -> bool:
-    fewshot = config.get("fewshot_config") or {}
-    sampler = fewshot.get("sampler", "default")
-    if sampler not in {"default", "first_n"}:
-        raise TaskError(
-            f"{task}: fewshot_config.sampler must be default or first_n, got {sampler!r}; a calibrated task has the "
-            f"same demonstrations for every document."
-        )
-    return sampler == "first_n"
-
-
 def _read_folder(folder: Path) -> datasets.DatasetDict:
-    """`<split>.jsonl` files, whose columns may differ (an estimate split needs no label); or what `datasets` can read."""
+    """`<split>.jsonl` files, whose columns may differ (an estimate split needs no label); or what `datasets` reads."""
     files = sorted(folder.glob("*.jsonl"))
     if not files:
         return datasets.load_dataset(str(folder))

@@ -40,7 +40,11 @@ def own_task(tmp_path: Path) -> Callable[..., Path]:
     """Writes a user's own YAML, which is not among the nine tasks, and returns its folder."""
 
     def write(
-        choices: str = '["bad", "good"]', estimate_size: Any = 60, text_fields: str = "[sentence]", more: str = "", drop: str = ""
+        choices: str = '["bad", "good"]',
+        estimate_size: Any = 60,
+        text_fields: str = "[sentence]",
+        more: str = "",
+        drop: str = "",
     ) -> Path:
         text = OWN_TASK.format(choices=choices, estimate_size=estimate_size, text_fields=text_fields, more=more)
         if drop:
@@ -60,7 +64,9 @@ def evaluate(tiny_lm, data_dir: Path) -> Callable[..., dict]:
     from lm_eval.tasks import TaskManager
 
     def run(task: str, *, include: Path | None = None, settings: dict | None = None, lm=None, **kwargs) -> dict:
-        metadata = {"proca.data_dir": str(data_dir)} | {f"proca.{key}": value for key, value in (settings or {}).items()}
+        metadata = {"proca.data_dir": str(data_dir)} | {
+            f"proca.{key}": value for key, value in (settings or {}).items()
+        }
         manager = TaskManager(include_path=include or ROOT / "task_configs", include_defaults=False, metadata=metadata)
         kwargs.setdefault("bootstrap_iters", 0)
         return lm_eval.simple_evaluate(model=lm or tiny_lm, tasks=[task], task_manager=manager, **kwargs)

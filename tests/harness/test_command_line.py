@@ -75,7 +75,16 @@ def test_the_table_has_a_row_per_filter_with_its_stderr(lm_eval):
 def test_caches_change_no_number(lm_eval, tmp_path: Path):
     """--use_cache answers from its file; --cache_requests is left aside because its key knows no seed."""
     plain = lm_eval("--num_fewshot", "2", "--limit", "20", "--seed", "1")[1]
-    options = ["--use_cache", str(tmp_path / "cache"), "--cache_requests", "true", "--num_fewshot", "2", "--limit", "20"]
+    options = [
+        "--use_cache",
+        str(tmp_path / "cache"),
+        "--cache_requests",
+        "true",
+        "--num_fewshot",
+        "2",
+        "--limit",
+        "20",
+    ]
     for _ in range(2):
         assert accuracies(lm_eval(*options, "--seed", "1")[1]) == accuracies(plain)
     other = lm_eval(*options, "--seed", "2")[1]

@@ -16,7 +16,9 @@ def test_flat_and_nested_metadata_override_the_block():
 
 
 def test_values_come_typed_from_the_command_line():
-    settings = read_settings("t", {}, {"proca.scores_dir": 2024, "proca.demonstration_counts": "3/5", "proca.order_seed": "7"})
+    settings = read_settings(
+        "t", {}, {"proca.scores_dir": 2024, "proca.demonstration_counts": "3/5", "proca.order_seed": "7"}
+    )
     assert settings.scores_dir == "2024"
     assert settings.demonstration_counts == (3, 5)
     assert settings.order_seed == 7

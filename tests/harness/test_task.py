@@ -88,7 +88,9 @@ class TestScores:
             predicted = calibrator.predict(table.scores_of("eval"))
             assert results["results"]["proca_sst2"][f"acc,{name}"] == np.mean(predicted == gold), name
             logged = samples_of(results, name)
-            assert [int(np.argmax([score for score, _ in logged[i]["filtered_resps"]])) for i in range(120)] == list(predicted)
+            assert [int(np.argmax([score for score, _ in logged[i]["filtered_resps"]])) for i in range(120)] == list(
+                predicted
+            )
 
     def test_no_label_of_the_estimate_set_reaches_the_numbers(self, evaluate, data_dir, small, tmp_path: Path):
         """Another labeling of the same rows changes nothing at 0 shots, where no demonstration shows a label."""
@@ -229,7 +231,9 @@ filter_list:
         assert fit["params"]["n_init"] == 3
 
     def test_only_what_the_filters_need_is_scored(self, evaluate, own_task, tmp_path: Path):
-        more = "filter_list: [{name: none, filter: [{function: take_first}]}, {name: conca, filter: [{function: conca}]}]"
+        more = (
+            "filter_list: [{name: none, filter: [{function: take_first}]}, {name: conca, filter: [{function: conca}]}]"
+        )
         settings = {"scores_dir": str(tmp_path / "scores")}
         evaluate("own_sentiment", include=own_task(more=more), settings=settings, num_fewshot=0)
         (file,) = (tmp_path / "scores").glob("*.parquet")
@@ -286,7 +290,11 @@ class TestSentences:
             ({"choices": '["good", " good"]'}, {}, r"the label word 'good' stands for two labels"),
             ({"drop": "doc_to_choice"}, {}, r"doc_to_choice is missing"),
             ({"choices": '["a", "b", "c"]', "estimate_size": 2}, {}, r"2 documents is too small for 3 labels"),
-            ({}, {"estimate_sise": 3}, r"unknown setting estimate_sise .* the known ones are estimate_split, estimate_size"),
+            (
+                {},
+                {"estimate_sise": 3},
+                r"unknown setting estimate_sise .* the known ones are estimate_split, estimate_size",
+            ),
             ({"more": "metric_list: [{metric: acc_norm}]"}, {}, r"acc_norm means nothing for calibrated scores"),
             (
                 {"more": "filter_list: [{name: p, filter: [{function: proca, restarts: 3}]}]"},
@@ -317,7 +325,9 @@ class TestSentences:
     @pytest.mark.parametrize("label", [2, -1])
     def test_a_label_id_out_of_range(self, evaluate, tmp_path: Path, data_dir: Path, label: int):
         write_jsonl(tmp_path / "sst2" / "train.jsonl", made_sentences(80, seed=1))
-        write_jsonl(tmp_path / "sst2" / "validation.jsonl", [*made_sentences(5, seed=2), {"sentence": "odd", "label": label}])
+        write_jsonl(
+            tmp_path / "sst2" / "validation.jsonl", [*made_sentences(5, seed=2), {"sentence": "odd", "label": label}]
+        )
         with pytest.raises(TaskError, match=f"the label {label} of a row is none of the 2 labels"):
             evaluate("proca_sst2", settings={"data_dir": str(tmp_path), "estimate_size": 50})
 
@@ -335,7 +345,9 @@ class TestSentences:
         def answer(context: str, continuation: str) -> float:
             return bad if "[MASK]" in context and "Positive" in continuation else -1.0 - len(context) % 7
 
-        with pytest.raises(ProcaError, match=f"gave {bad} as the score of label 'Positive' for content-free document 2"):
+        with pytest.raises(
+            ProcaError, match=f"gave {bad} as the score of label 'Positive' for content-free document 2"
+        ):
             evaluate("proca_sst2", settings=small, lm=Judge(answer))
 
     def test_a_calibration_filter_without_the_class(self, data_dir: Path, tiny_lm):

@@ -86,7 +86,15 @@ def test_a_world_where_every_process_holds_all_documents(lm_eval_cli, folders):
 
 def test_fewer_documents_than_processes(lm_eval_cli, tmp_path: Path):
     done = lm_eval_cli(
-        "--tasks", "proca_sst2", "--limit", "2", "--metadata", "proca.estimate_size=10", "--output_path", str(tmp_path), processes=3
+        "--tasks",
+        "proca_sst2",
+        "--limit",
+        "2",
+        "--metadata",
+        "proca.estimate_size=10",
+        "--output_path",
+        str(tmp_path),
+        processes=3,
     )
     assert done.returncode != 0
     sentence = "2 evaluation documents are fewer than the 3 processes that share them"
@@ -95,7 +103,15 @@ def test_fewer_documents_than_processes(lm_eval_cli, tmp_path: Path):
 
 
 def test_killing_one_rank_ends_the_run(smollm2: Path, real_data: Path, tmp_path: Path):
-    arguments = ["--tasks", "proca_sst2", "--num_fewshot", "4", "--output_path", str(tmp_path / "results"), "--log_samples"]
+    arguments = [
+        "--tasks",
+        "proca_sst2",
+        "--num_fewshot",
+        "4",
+        "--output_path",
+        str(tmp_path / "results"),
+        "--log_samples",
+    ]
     arguments += ["--metadata", f"proca.scores_dir={tmp_path / 'scores'}"]
     log = tmp_path / "log"
     with log.open("w") as stream:

@@ -55,7 +55,10 @@ def test_raw_scores_are_those_of_the_stock_task(smollm2: Path, real_data: Path, 
     for key in ("class", "calibration", "dataset_name", "training_split", "fewshot_split"):
         config.pop(key, None)
     config["dataset_path"] = str(real_data / "sst2")
-    config["fewshot_config"] = {"sampler": "first_n", "samples": [json.loads(rows[i]) for i in record["demonstrations"]]}
+    config["fewshot_config"] = {
+        "sampler": "first_n",
+        "samples": [json.loads(rows[i]) for i in record["demonstrations"]],
+    }
     stock = lm_eval.simple_evaluate(
         model=lm, tasks=[ConfigurableTask(config=config)], num_fewshot=4, samples=chosen, bootstrap_iters=0
     )
