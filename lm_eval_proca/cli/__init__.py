@@ -17,7 +17,10 @@ COMMANDS = {
     "analyze": "lm_eval_proca.cli.analyze",
     "apply": "lm_eval_proca.cli.apply",
     "calibrate": "lm_eval_proca.cli.calibrate",
+    "compare": "lm_eval_proca.cli.compare",
     "demo": "lm_eval_proca.cli.demo",
+    "generate": "lm_eval_proca.cli.generate",
+    "sweep": "lm_eval_proca.cli.sweep",
     "tasks-path": "lm_eval_proca.cli.tasks_path",
 }
 

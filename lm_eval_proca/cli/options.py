@@ -1,0 +1,73 @@
+"""Options that several commands share, read as lm_eval reads them."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+from collections.abc import Sequence
+from typing import Any
+
+from lm_eval_proca.errors import CalibrationError, TaskError
+
+
+def add_param_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--param",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="CALIBRATOR.NAME=VALUE",
+        help="parameter of a calibrator, e.g. proca.n_init=10",
+    )
+
+
+def calibrator_params(given: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """`["proca.n_init=10"]` as `{"proca": {"n_init": 10}}`."""
+    params: dict[str, dict[str, Any]] = {}
+    for text in given:
+        name, dot, rest = text.partition(".")
+        key, equals, value = rest.partition("=")
+        if not (name and dot and key and equals):
+            raise CalibrationError(f"--param {text} is not of the form CALIBRATOR.NAME=VALUE, e.g. proca.n_init=10.")
+        try:
+            params.setdefault(name, {})[key] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):  # a word, such as selection=likelihood
+            params.setdefault(name, {})[key] = value
+    return params
+
+
+def key_values(given: Sequence[str], option: str) -> dict[str, Any]:
+    """`--model_args` and `--metadata`, exactly as lm_eval reads them."""
+    from lm_eval._cli.utils import key_val_to_dict, try_parse_json
+
+    parsed: dict[str, Any] = {}
+    try:
+        for part in given:
+            value = try_parse_json(part)
+            parsed.update(value if isinstance(value, dict) else key_val_to_dict(part))
+    except ValueError as error:
+        raise TaskError(f"{option} {' '.join(given)} cannot be read: {error}.") from error
+    return parsed
+
+
+def names(given: Sequence[str]) -> list[str]:
+    """Words separated by spaces or commas."""
+    return [name for part in given for name in part.split(",") if name]
+
+
+def whole_number(text: str) -> int:
+    return _at_least(0, text)
+
+
+def positive(text: str) -> int:
+    return _at_least(1, text)
+
+
+def _at_least(least: int, text: str) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        number = least - 1
+    if number < least:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
+    return number

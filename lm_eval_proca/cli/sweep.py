@@ -1,0 +1,192 @@
+"""``lm-eval-proca sweep``: a grid of lm-eval runs that can be stopped at any moment and started again."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lm_eval_proca.cli.options import key_values, names, positive, whole_number
+from lm_eval_proca.errors import ModelError
+
+if TYPE_CHECKING:
+    from lm_eval_proca.experiments.cell import Cell, Model
+    from lm_eval_proca.experiments.runner import Failure, Outcome
+    from lm_eval_proca.experiments.sweep import Prompts
+
+HELP = "run models x tasks x shots x seeds; finished cells are never repeated, start again after any interruption"
+
+PAPER_SHOTS = (0, 1, 4, 8)
+PAPER_SEEDS = (0, 1, 2, 3, 4)
+PAPER_TASKS = ("proca",)  # the group of the nine
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--model", default="hf-shared-prefix", help="lm-eval's name of the backend (default: %(default)s)")
+    add(
+        "--model_args",
+        action="append",
+        nargs="+",
+        required=True,
+        metavar="KEY=VALUE",
+        help="as for lm_eval, e.g. pretrained=NAME,dtype=float16; give the option once per model",
+    )
+    add("--tasks", nargs="+", default=PAPER_TASKS, help="tasks, groups or patterns (default: the paper's nine)")
+    add("--num_fewshot", nargs="+", type=whole_number, default=PAPER_SHOTS, metavar="N", help="default: 0 1 4 8")
+    add("--seeds", nargs="+", type=whole_number, default=PAPER_SEEDS, metavar="S", help="default: 0 1 2 3 4")
+    add("--limit", type=positive, metavar="N", help="evaluate only N documents per task")
+    add("--batch_size", default=1, help="as for lm_eval: a number, auto or auto:N (default: %(default)s)")
+    add("--device", default="cuda:0", help="as for lm_eval (default: %(default)s, or the CPU where there is none)")
+    add(
+        "--metadata",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="proca.KEY=VALUE",
+        help="settings for every task, as for lm_eval",
+    )
+    add("--include_path", action="append", default=[], metavar="DIR", help="folder with task YAMLs of your own")
+    add("--output_path", required=True, metavar="DIR", help="gets one folder per model and in it one per cell")
+    add("--dry-run", action="store_true", help="print the plan with an estimate of tokens, and stop")
+
+
+def run(args: argparse.Namespace) -> int:
+    import datasets
+    from lm_eval.utils import setup_logging
+
+    from lm_eval_proca.experiments import ranks
+    from lm_eval_proca.experiments.cell import settings_from_metadata
+    from lm_eval_proca.experiments.sweep import grid
+    from lm_eval_proca.experiments.task_files import find_task_files
+    from lm_eval_proca.harness.gather import is_first_process
+
+    # Hundreds of runs would bury the plan and the progress; LMEVAL_LOG_LEVEL, if set, wins.
+    setup_logging("ERROR")
+    datasets.disable_progress_bars()
+    ranks.join()
+    settings = settings_from_metadata(key_values(args.metadata, "--metadata"))
+    task_files = find_task_files(names(args.tasks), args.include_path)
+    cells = grid(list(task_files), args.num_fewshot, args.seeds, limit=args.limit, settings=settings)
+    models = _models(args)
+
+    work: dict[str, dict[Cell, float]] = {}
+    if is_first_process():
+        work = _print_plan(cells, models, args, task_files)
+    if args.dry_run:
+        return 0
+    try:
+        return _run_all(cells, models, args, task_files, work)
+    except KeyboardInterrupt:
+        print("\nInterrupted. Finished cells are kept; the same command goes on from here.", file=sys.stderr)
+        return 130
+
+
+def _run_all(
+    cells: Sequence[Cell],
+    models: Sequence[Model],
+    args: argparse.Namespace,
+    task_files: Mapping[str, Path],
+    work: Mapping[str, Mapping[Cell, float]],
+) -> int:
+    from lm_eval_proca.experiments.runner import ordinary_cells, run_cells
+    from lm_eval_proca.harness.gather import is_first_process
+
+    outcomes: list[Outcome] = []
+    for model in models:
+        outcomes += run_cells(
+            cells, model, args.output_path, evaluate=ordinary_cells(task_files), work=work.get(model.name)
+        )
+        model.unload()
+    failed = [outcome for outcome in outcomes if outcome.failure is not None]
+    if is_first_process():
+        _print_end(outcomes, failed, args.output_path)
+    return 1 if failed else 0
+
+
+def _models(args: argparse.Namespace) -> list[Model]:
+    from lm_eval_proca.experiments.cell import Model
+
+    models = [
+        Model(args.model, key_values(given, "--model_args"), batch_size=args.batch_size, device=args.device)
+        for given in args.model_args
+    ]
+    given_names = [model.name for model in models]
+    twice = next((name for name in given_names if given_names.count(name) > 1), None)
+    if twice is not None:
+        raise ModelError(f"The model {twice} is given twice; leave one --model_args out.")
+    return models
+
+
+def _print_plan(
+    cells: Sequence[Cell], models: Sequence[Model], args: argparse.Namespace, task_files: Mapping[str, Path]
+) -> dict[str, dict[Cell, float]]:
+    """Say what is finished and what is to do; give the tokens of each cell, by the name of the model."""
+    from lm_eval_proca.experiments.sweep import sample_prompts, unfinished_cells
+
+    todo = {model.name: unfinished_cells(cells, model, args.output_path) for model in models}
+    total, left = len(models) * len(cells), sum(map(len, todo.values()))
+    print(
+        f"models {len(models)} x tasks {len(task_files)} x shots {len(set(args.num_fewshot))} x seeds "
+        f"{len(set(args.seeds))} = {total} cells in {args.output_path}: {total - left} finished, {left} to do"
+    )
+    prompts = sample_prompts(list(dict.fromkeys(cell for some in todo.values() for cell in some)), task_files)
+    return {model.name: _print_model(model, cells, todo[model.name], prompts) for model in models}
+
+
+def _print_model(
+    model: Model, cells: Sequence[Cell], todo: Sequence[Cell], prompts: Mapping[Cell, Prompts | Failure]
+) -> dict[Cell, float]:
+    from lm_eval_proca.experiments.sweep import Cost, Prompts, estimate_cost, token_counter
+
+    print(f"\n{model.name}")
+    if not todo:
+        print("  nothing to do")
+        return {}
+    count, counted_with = token_counter(model)
+    costs: dict[Cell, Cost] = {}
+    problems: dict[str, None] = {}
+    for cell in todo:
+        sampled = prompts[cell]
+        if isinstance(sampled, Prompts):
+            costs[cell] = estimate_cost(sampled, count)
+        else:
+            problems[sampled.sentence] = None
+    width = max(len(cell.task) for cell in cells)
+    print(f"  {'task':{width}}  shots  finished  to do   documents    requests        tokens   prefix once")
+    for (task, shots), row in groupby(cells, key=lambda cell: (cell.task, cell.num_fewshot)):
+        row_cells = list(row)
+        left = set(row_cells) & set(todo)
+        line = f"  {task:{width}}  {shots:5}  {len(row_cells) - len(left):8}  {len(left):5}"
+        if left and left <= set(costs):
+            line += (
+                f"  {sum(costs[cell].documents for cell in left):10,}  {sum(costs[cell].requests for cell in left):10,}"
+                f"  {sum(costs[cell].tokens for cell in left):12,}"
+                f"  {sum(costs[cell].tokens_prefix_once for cell in left):12,}"
+            )
+        print(line)
+    print(
+        f"  to do: about {sum(cost.tokens for cost in costs.values()):,} tokens, "
+        f"{sum(cost.tokens_prefix_once for cost in costs.values()):,} if what all prompts of a cell begin with is read "
+        f"once, as hf-shared-prefix does\n  (counted on a few prompts per line with {counted_with})"
+    )
+    for sentence in problems:
+        print(f"  not counted: {sentence}")
+    prefix_once = model.model == "hf-shared-prefix"
+    return {cell: float(cost.tokens_prefix_once if prefix_once else cost.tokens) for cell, cost in costs.items()}
+
+
+def _print_end(outcomes: Sequence[Outcome], failed: Sequence[Outcome], output_path: str) -> None:
+    print(f"\n{len(outcomes) - len(failed)} of {len(outcomes)} cells are finished in {output_path}", end="")
+    print(f", {len(failed)} failed:" if failed else ".")
+    by_sentence: dict[str, list[Outcome]] = {}
+    for outcome in failed:
+        if outcome.failure is not None:
+            by_sentence.setdefault(outcome.failure.sentence, []).append(outcome)
+    for sentence, alike in by_sentence.items():
+        print(f"  {sentence}")
+        examples = ", ".join(outcome.cell.name for outcome in alike[:3])
+        print(f"    {examples}{f' and {len(alike) - 3} more' if len(alike) > 3 else ''}; log: {alike[0].log}")

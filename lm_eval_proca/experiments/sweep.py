@@ -1,0 +1,127 @@
+"""A sweep: models x tasks x shots x seeds. Which cells that is, which are left, and how many tokens they cost."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from lm_eval_proca.experiments.cell import Cell, Model, cell_folder, is_finished
+from lm_eval_proca.experiments.runner import Failure, load_task
+from lm_eval_proca.harness.estimate import CONTENT_FREE_TEXTS
+
+PROMPTS_RENDERED = 8
+CHARACTERS_PER_TOKEN = 4
+TOKENIZER_ARGS = ("revision", "subfolder", "trust_remote_code", "gguf_file")
+
+
+def grid(
+    tasks: Sequence[str],
+    shots: Sequence[int],
+    seeds: Sequence[int],
+    *,
+    limit: int | None = None,
+    settings: tuple[tuple[str, Any], ...] = (),
+) -> list[Cell]:
+    """Every combination, once; seeds vary fastest, so that a table fills row by row."""
+    cells = (Cell(task, n, seed, limit, settings) for task, n, seed in product(tasks, shots, seeds))
+    return list(dict.fromkeys(cells))
+
+
+def unfinished_cells(cells: Sequence[Cell], model: Model, output_dir: str | os.PathLike[str]) -> list[Cell]:
+    """The cells that a model still has to run."""
+    return [cell for cell in cells if not is_finished(cell_folder(output_dir, model, cell))]
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """What one cell sends to a model: how many documents and labels, and a few of the prompts."""
+
+    documents: int
+    labels: int
+    rendered: list[str]
+
+
+def sample_prompts(cells: Sequence[Cell], task_files: Mapping[str, Path]) -> dict[Cell, Prompts | Failure]:
+    """A few prompts of each cell, or why there are none. A task is loaded once, whatever its shots and seeds.
+
+    All seeds of one task and number of shots count as the first of them: another draw of demonstrations is about as
+    long.
+    """
+    tasks: dict[Any, Any] = {}
+    sampled: dict[Any, Prompts | Failure] = {}
+    for cell in cells:
+        origin = (cell.task, cell.settings)
+        alike = (*origin, cell.num_fewshot, cell.limit)
+        if alike in sampled:
+            continue
+        try:
+            if origin not in tasks:
+                tasks[origin] = load_task(cell, task_files[cell.task], {})
+            sampled[alike] = _render(tasks[origin], cell)
+        except Exception as error:  # an estimate must not stop the sweep: the cell itself will tell
+            sampled[alike] = Failure.of(error)
+    return {cell: sampled[cell.task, cell.settings, cell.num_fewshot, cell.limit] for cell in cells}
+
+
+def _render(task: Any, cell: Cell) -> Prompts:
+    docs = task.eval_docs
+    task.set_fewshot_seed(cell.seed)
+    rows = range(0, len(docs), max(1, len(docs) // PROMPTS_RENDERED))
+    return Prompts(
+        documents=min(cell.limit or len(docs), len(docs)) + task.settings.estimate_size + len(CONTENT_FREE_TEXTS),
+        labels=len(task.labels),
+        rendered=[task.fewshot_context(docs[i], num_fewshot=cell.num_fewshot) for i in rows[:PROMPTS_RENDERED]],
+    )
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one cell: what a backend is sent, and how many tokens that is."""
+
+    documents: int
+    requests: int
+    """One per document and label."""
+    tokens: int
+    """If every prompt is read in full, once for all labels."""
+    tokens_prefix_once: int
+    """If what all prompts begin with is read only once, as hf-shared-prefix does."""
+
+
+def estimate_cost(prompts: Prompts, count: Callable[[str], int]) -> Cost:
+    """From the mean length of the rendered prompts; the label's own token comes on top."""
+    prompt = mean(count(text) for text in prompts.rendered) + 1
+    prefix = count(_common_beginning(prompts.rendered)) if len(prompts.rendered) > 1 else 0
+    return Cost(
+        documents=prompts.documents,
+        requests=prompts.documents * prompts.labels,
+        tokens=round(prompts.documents * prompt),
+        tokens_prefix_once=round(prefix + prompts.documents * (prompt - prefix)),
+    )
+
+
+def _common_beginning(texts: Sequence[str]) -> str:
+    first, last = min(texts), max(texts)  # whatever these two share, all between them share
+    differ = (i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b)
+    return first[: next(differ, len(first))]
+
+
+def token_counter(model: Model) -> tuple[Callable[[str], int], str]:
+    """A function that counts tokens, and what it counts with; the weights are never loaded for this."""
+    args = model.model_args
+    name = args.get("tokenizer") or args.get("pretrained") or args.get("model")
+    try:
+        from transformers import AutoTokenizer
+
+        options = {key: args[key] for key in TOKENIZER_ARGS if key in args}
+        tokenizer = AutoTokenizer.from_pretrained(str(name), **options)
+    except Exception:  # no network, no such tokenizer, an API's model: any of these leaves the rule of thumb
+        return (
+            lambda text: len(text) // CHARACTERS_PER_TOKEN,
+            f"characters / {CHARACTERS_PER_TOKEN}, no tokenizer could be loaded",
+        )
+    return lambda text: len(tokenizer(text, verbose=False)["input_ids"]), "the model's own tokenizer"
