@@ -1,0 +1,192 @@
+"""Everything that result folders say together, ready to be drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from lm_eval_proca.errors import ResultsError
+from lm_eval_proca.report.datasets import Dataset, Measurement, measurements_of
+from lm_eval_proca.report.leaderboard import Comparison, Leaderboard, Row, Tally, leaderboard
+from lm_eval_proca.report.results import Notice, read_results, short_model_names
+from lm_eval_proca.report.samples import Correct, read_correct
+from lm_eval_proca.report.scores import Block, blocks_of, method_order
+
+
+@dataclass(frozen=True)
+class Report:
+    """The tables of all models, one leaderboard per number of shots, and what the reader must know."""
+
+    blocks: Sequence[Block]
+    leaderboards: Sequence[Leaderboard]
+    notices: Sequence[Notice]
+    full_names: Mapping[str, str]
+
+    @property
+    def models(self) -> list[str]:
+        return sorted(self.full_names)
+
+    @property
+    def methods(self) -> list[str]:
+        return sorted({method for block in self.blocks for method in block.methods}, key=method_order)
+
+    @property
+    def shots(self) -> list[int]:
+        return [board.shots for board in self.leaderboards]
+
+    @property
+    def damaged(self) -> bool:
+        return any(notice.kind == "damaged" for notice in self.notices)
+
+    def blocks_of(self, model: str) -> list[Block]:
+        return [block for block in self.blocks if block.model == model]
+
+    def datasets_of(self, model: str) -> list[Dataset]:
+        """Columns of one model's table: all it has, and those its averages lack."""
+        found: set[Dataset] = set()
+        for block in self.blocks_of(model):
+            found |= {dataset for _, dataset in block.scores} | set(block.averaged)
+        return sorted(found)
+
+
+def compare(folders: Iterable[str | Path], tasks: Iterable[str] = ("*",)) -> Report:
+    """Read result folders and work out everything the tables show."""
+    results = read_results(folders, tasks)
+    short = short_model_names(run.model for run in results.runs)
+    runs = [replace(run, model=short[run.model]) for run in results.runs]
+    measurements, about_columns = measurements_of(runs)
+    blocks, about_gaps = blocks_of(measurements)
+    answers = _Answers()
+    boards = [
+        leaderboard([block for block in blocks if block.shots == shots], answers)
+        for shots in sorted({block.shots for block in blocks})
+    ]
+    notices = [*results.notices, *answers.notices(), *about_columns, *about_gaps]
+    return Report(blocks, boards, notices, {name: full for full, name in short.items()})
+
+
+class _Answers:
+    """The logged documents of measurements, each file read once, and what could not be read."""
+
+    def __init__(self) -> None:
+        self._read: dict[Path, Correct] = {}
+        self._damaged: dict[Path, str] = {}
+        self._not_logged: dict[Path, None] = {}
+
+    def __call__(self, measurement: Measurement) -> Correct | None:
+        file = measurement.run.samples_file
+        if file in self._read:
+            return self._read[file]
+        if file in self._damaged or file in self._not_logged:
+            return None
+        if not file.is_file():
+            self._not_logged[file] = None
+            return None
+        try:
+            correct = read_correct(file)
+            for name, accuracy in measurement.run.accuracy.items():
+                logged = correct.by_filter.get(name)
+                if logged is None or abs(logged.mean() - accuracy) > 1e-6:
+                    raise ResultsError(f"{file} does not give the accuracies of {measurement.run.file}")
+        except (OSError, ResultsError) as error:
+            self._damaged[file] = f"{error}; its paired tests are left out."
+            return None
+        self._read[file] = correct
+        return correct
+
+    def notices(self) -> list[Notice]:
+        notices = [Notice("damaged", text) for text in self._damaged.values()]
+        if self._not_logged:
+            some = ", ".join(str(file.parent) for file in list(self._not_logged)[:3])
+            more = f" and {len(self._not_logged) - 3} more" if len(self._not_logged) > 3 else ""
+            notices.append(
+                Notice(
+                    "no test",
+                    f"Documents of {len(self._not_logged)} results are not logged, so their paired tests are left out "
+                    f"(run lm_eval with --log_samples): {some}{more}.",
+                )
+            )
+        return notices
+
+
+def as_dict(report: Report) -> dict[str, Any]:
+    """The report as plain data: `--format json`, and what the page draws. Accuracies are fractions, as in lm-eval."""
+    return {
+        "format": "lm-eval-proca compare 1",
+        "models": [{"name": model, "full_name": report.full_names[model]} for model in report.models],
+        "methods": report.methods,
+        "cells": [cell for block in report.blocks for cell in _cells(block)],
+        "leaderboards": [_leaderboard(board) for board in report.leaderboards],
+        "notices": [notice._asdict() for notice in report.notices],
+    }
+
+
+def _cells(block: Block) -> Iterable[dict[str, Any]]:
+    columns = sorted({dataset for _, dataset in block.scores} | set(block.averaged))
+    for dataset in columns:
+        best = block.best(dataset)
+        for method in block.methods:
+            score = block.scores.get((method, dataset))
+            yield {
+                "model": block.model,
+                "shots": block.shots,
+                "method": method,
+                "dataset": dataset.name,
+                "task": dataset.task,
+                "in_average": dataset in block.averaged,
+                "mean": score and score.mean,
+                "sd": score and score.sd,
+                "by_seed": score and {str(seed): one.accuracy for seed, one in score.by_seed.items()},
+                "fewer_seeds": bool(score and score.fewer_seeds),
+                "best": method in best,
+            }
+
+
+def _leaderboard(board: Leaderboard) -> dict[str, Any]:
+    return {
+        "shots": board.shots,
+        "datasets": [dataset.name for dataset in board.datasets],
+        "rows": [_row(row) for row in board.rows],
+        "order_changes": [
+            {"method": one.method, "raw_order": one.raw_order, "order": one.order, "kendall_tau": one.tau}
+            for one in board.order_changes
+        ],
+    }
+
+
+def _row(row: Row) -> dict[str, Any]:
+    return {
+        "model": row.model,
+        "method": row.method,
+        "rank": row.rank,
+        "model_rank": row.model_rank,
+        "average": row.average.mean,
+        "datasets": row.average.present,
+        "of": row.average.expected,
+        "fewer_seeds": row.average.fewer_seeds,
+        "gain": row.gain,
+        "against_raw": _tally(row.raw_tally) and {**_tally(row.raw_tally), "tests": _tests(row.against_raw)},
+        "against_models": _tally(row.model_tally)
+        and {
+            **_tally(row.model_tally),
+            "tests": {other: _tests(comparisons) for other, comparisons in row.against_models.items()},
+        },
+    }
+
+
+def _tally(tally: Tally | None) -> dict[str, Any]:
+    return {} if tally is None else dict(vars(tally))
+
+
+def _tests(comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:
+    return [
+        {
+            "dataset": one.dataset.name,
+            "difference": one.difference,
+            "p_holm": one.p_holm,
+            **(one.test._asdict() if one.test else {}),
+        }
+        for one in comparisons
+    ]

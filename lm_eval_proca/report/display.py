@@ -1,0 +1,240 @@
+"""What all figures share: the display object, one look, one colour per method.
+
+A display is an object in the manner of scikit-learn's `CalibrationDisplay`: made from the rows of an analysis
+(`from_rows`), drawn with `plot(ax=None)`, after which it keeps `ax_` (an array of axes where a figure has several
+panels) and `figure_`. matplotlib is imported when something is drawn.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Hashable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+
+from lm_eval_proca.errors import ProcaError
+
+Row = dict[str, Any]
+D = TypeVar("D", bound="Display")
+
+METHODS = {"none": "raw", "conca": "ConCa", "bc": "BC", "proca": "ProCa"}
+COLOURS = {"none": "#8a8a8a", "conca": "#e69f00", "bc": "#0072b2", "proca": "#009e73"}
+"""One colour per method in all figures, told apart with every kind of colour vision (Okabe and Ito)."""
+OTHER_COLOURS = ("#cc79a7", "#56b4e9", "#d55e00", "#882255")
+CLASS_COLOURS = ("#4a6fb5", "#cf4d4d")
+
+STYLE = {
+    "figure.facecolor": "white",
+    "axes.facecolor": "white",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "#666666",
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.titlesize": 11,
+    "axes.labelsize": 10,
+    "grid.color": "#e6e6e6",
+    "xtick.labelsize": 9,
+    "ytick.labelsize": 9,
+    "legend.fontsize": 9,
+    "legend.frameon": False,
+    "font.size": 10,
+}
+DPI = 200
+
+
+class MissingMatplotlib(ProcaError, ImportError):
+    """Figures were asked for and the optional package that draws them is not there."""
+
+
+class Display:
+    """Rows of one analysis, and how they are drawn.
+
+    Attributes
+    ----------
+    ax_ : Axes or ndarray of Axes
+        The axes drawn on: one, or as many as there are panels.
+    figure_ : Figure
+        The figure that holds them.
+    """
+
+    panel_size: ClassVar[tuple[float, float]] = (3.6, 3.0)
+    shared_legend: ClassVar[bool] = True
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        if not rows:
+            raise ProcaError("There is nothing to draw: the analysis gave no rows.")
+        self.rows = list(rows)
+
+    @classmethod
+    def from_rows(cls: type[D], rows: Sequence[Row]) -> D:
+        """Make the display from the rows that its analysis returned."""
+        return cls(rows)
+
+    def panels(self) -> list[Any]:
+        """What each panel is about; one panel unless a display says otherwise."""
+        return [None]
+
+    def plot(self: D, ax: Any = None) -> D:
+        """Draw on `ax` (an array of axes where there are several panels), or on a new figure."""
+        plt = pyplot()
+        panels = self.panels()
+        with plt.rc_context(STYLE):
+            if ax is None:
+                width, height = self.panel_size
+                columns = min(len(panels), 3)
+                lines = -(-len(panels) // columns)
+                figure, grid = plt.subplots(
+                    lines, columns, squeeze=False, figsize=(width * columns, height * lines), layout="constrained"
+                )
+                axes = grid.ravel()
+                for unused in axes[len(panels) :]:
+                    unused.set_visible(False)
+                axes = axes[: len(panels)]
+            else:
+                axes = np.atleast_1d(np.asarray(ax, dtype=object)).ravel()
+                if len(axes) != len(panels):
+                    raise ProcaError(f"This figure has {len(panels)} panels, {len(axes)} axes were given.")
+                figure = axes[0].figure
+            for axis, panel in zip(axes, panels, strict=True):
+                self.draw(axis, panel)
+            if ax is None:
+                figure.supxlabel(self.footnote(), fontsize=8, color="#666666")
+            if self.shared_legend:
+                handles, names = axes[0].get_legend_handles_labels()
+                if ax is None:
+                    figure.legend(handles, names, loc="outside upper center", ncols=len(names))
+                else:
+                    axes[0].legend(handles, names)
+        self.figure_ = figure
+        self.ax_ = axes if len(panels) > 1 else axes[0]
+        return self
+
+    def draw(self, ax: Any, panel: Any) -> None:
+        """Draw one panel."""
+        raise NotImplementedError
+
+    def footnote(self) -> str:
+        """What the figure rests on: models, and evaluation rows per run, which may have been limited."""
+        models = ", ".join(distinct(str(row["model"]) for row in self.rows))
+        sizes = sorted({row["eval_rows"] for row in self.rows})
+        return f"{models}; {sizes[0]}{f' to {sizes[-1]}' if len(sizes) > 1 else ''} evaluation rows per run"
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the drawn figure as a picture (PNG, PDF, SVG by suffix)."""
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.figure_.savefig(path, dpi=DPI, facecolor="white")
+        pyplot().close(self.figure_)
+        return path
+
+
+def pyplot() -> Any:
+    try:
+        import matplotlib.pyplot as plt
+    except ImportError as error:
+        raise MissingMatplotlib(
+            "Figures need matplotlib, which is not installed: pip install 'lm-eval-proca[plots]'."
+        ) from error
+    return plt
+
+
+def lines_with_spread(ax: Any, rows: Sequence[Row], key: str) -> None:
+    """Mean over everything else per method along `key`, with a band of one standard deviation."""
+    methods = methods_of(rows)
+    places = sorted({row[key] for row in rows})
+    for method in methods:
+        groups = [percent([r["accuracy"] for r in rows if r["calibrator"] == method and r[key] == p]) for p in places]
+        mean, spread = np.array([average(g) for g in groups]), np.array([np.std(g) for g in groups])
+        colour = colour_of(method, methods)
+        line = "--" if method in ("none", "conca") else "-"
+        ax.plot(
+            places, mean, line, marker="o" if line == "-" else None, markersize=3.5, color=colour, label=name_of(method)
+        )
+        ax.fill_between(places, mean - spread, mean + spread, color=colour, alpha=0.15, linewidth=0)
+
+
+def dots_with_spread(ax: Any, rows: Sequence[Row], key: str, places: Sequence[Any]) -> None:
+    """Mean and one standard deviation per method and place, side by side."""
+    methods = methods_of(rows)
+    for k, method in enumerate(methods):
+        groups = [percent([r["accuracy"] for r in rows if r["calibrator"] == method and r[key] == p]) for p in places]
+        ax.errorbar(
+            np.arange(len(places)) + (k - (len(methods) - 1) / 2) * 0.16,
+            [average(group) for group in groups],
+            yerr=[np.std(group) for group in groups],
+            fmt="o",
+            markersize=5,
+            capsize=3,
+            linewidth=1.4,
+            color=colour_of(method, methods),
+            label=name_of(method),
+        )
+    ax.grid(axis="x", visible=False)
+
+
+def methods_of(rows: Iterable[Row]) -> list[str]:
+    """The methods of the rows: ours in one order everywhere, then others as they come."""
+    found = distinct(row["calibrator"] for row in rows)
+    return [name for name in METHODS if name in found] + [name for name in found if name not in METHODS]
+
+
+def colour_of(method: str, methods: Sequence[str]) -> str:
+    others = [name for name in methods if name not in COLOURS]
+    return COLOURS.get(method) or OTHER_COLOURS[others.index(method) % len(OTHER_COLOURS)]
+
+
+def name_of(method: str) -> str:
+    return METHODS.get(method, method)
+
+
+def prompt_of(row: Row) -> tuple[Any, ...]:
+    return (row["model"], row["task"], row["num_fewshot"], row["seed"])
+
+
+def titles_of(rows: Iterable[Row]) -> dict[tuple[Any, ...], str]:
+    """What tells the prompts of some rows apart; the model is named only if there are several."""
+    prompts = distinct(map(prompt_of, rows))
+    several = len({model for model, *_ in prompts}) > 1
+    return {
+        prompt: f"{prompt[0]}, " * several + f"{short_name(prompt[1])}, {prompt[2]}-shot, seed {prompt[3]}"
+        for prompt in prompts
+    }
+
+
+def short_name(task: str) -> str:
+    return task.removeprefix("proca_").replace("sst2_template", "template ")
+
+
+T = TypeVar("T", bound=Hashable)
+
+
+def distinct(values: Iterable[T]) -> list[T]:
+    return list(dict.fromkeys(values))
+
+
+def average(values: Iterable[float]) -> float:
+    return float(np.mean(list(values)))
+
+
+def percent(values: Sequence[float]) -> list[float]:
+    return [100 * value for value in values]
+
+
+def log_odds(probabilities: Sequence[float]) -> np.ndarray:
+    p = np.clip(np.asarray(probabilities, dtype=np.float64), 1e-12, 1 - 1e-12)
+    return np.log(p) - np.log1p(-p)
+
+
+def probability_ticks(low: float, high: float) -> list[float]:
+    """Round probabilities that are not too close to one another between two log-odds."""
+    nice = [0.0001, 0.001, 0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 0.999, 0.9999]
+    odds = log_odds(nice)
+    kept: list[float] = []
+    for tick, place in sorted(zip(nice, odds, strict=True), key=lambda pair: abs(pair[1])):
+        far = all(abs(place - other) > 0.09 * (high - low) for other in log_odds(kept))
+        if low <= place <= high and far:
+            kept.append(tick)
+    return sorted(kept)

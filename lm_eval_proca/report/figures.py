@@ -1,0 +1,302 @@
+"""The paper's figures, one display each, made from the rows of the analysis of the same name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from lm_eval_proca.report.display import (
+    CLASS_COLOURS,
+    COLOURS,
+    Display,
+    Row,
+    average,
+    colour_of,
+    distinct,
+    dots_with_spread,
+    lines_with_spread,
+    log_odds,
+    methods_of,
+    name_of,
+    percent,
+    probability_ticks,
+    prompt_of,
+    short_name,
+    titles_of,
+)
+
+
+class BoundaryDisplay(Display):
+    """Figure 2: the score clouds of each prompt with the conventional and ProCa's boundary, and a bar chart.
+
+    The horizontal axis is P(positive) on a log-odds scale, which shows clouds that lie near 0 or 1.
+    """
+
+    panel_size = (4.2, 3.4)
+    shared_legend = False
+
+    def __init__(self, rows: Sequence[Row], clouds: Sequence[Row]) -> None:
+        super().__init__(rows)
+        self.clouds = list(clouds)
+
+    @classmethod
+    def from_rows(cls, rows: Sequence[Row], clouds: Sequence[Row] = ()) -> BoundaryDisplay:
+        return cls(rows, clouds)
+
+    def panels(self) -> list[Any]:
+        return [*distinct(map(prompt_of, self.clouds)), None]
+
+    def draw(self, ax: Any, panel: Any) -> None:
+        if panel is None:
+            self._draw_bars(ax)
+        else:
+            self._draw_clouds(ax, panel)
+
+    def _draw_clouds(self, ax: Any, prompt: tuple[Any, ...]) -> None:
+        from scipy.stats import gaussian_kde
+
+        cloud = [row for row in self.clouds if prompt_of(row) == prompt]
+        odds = log_odds([row["p_positive"] for row in cloud])
+        label = np.array([row["label"] for row in cloud])
+        words = {row["label"]: row["word"].strip() for row in cloud}
+        low, high = min(odds.min(), 0.0), max(odds.max(), 0.0)
+        line = np.linspace(low - 0.08 * (high - low), high + 0.08 * (high - low), 400)
+        jitter = np.random.default_rng(0)
+        densities = {k: gaussian_kde(odds[label == k])(line) for k in words if np.ptp(odds[label == k]) > 0}
+        top = max((density.max() for density in densities.values()), default=1.0)
+        for k in sorted(words):
+            colour = CLASS_COLOURS[k]
+            if k in densities:
+                ax.fill_between(line, densities[k], color=colour, alpha=0.35, linewidth=0)
+                ax.plot(line, densities[k], color=colour, linewidth=1.5, label=f"true label: {words[k]}")
+            points = odds[label == k][:400]
+            height = -top * (0.06 + 0.1 * k + 0.07 * jitter.random(len(points)))
+            ax.scatter(points, height, s=4, color=colour, alpha=0.4, linewidths=0)
+        for row in self.rows:
+            if prompt_of(row) == prompt and row["calibrator"] in ("none", "proca"):
+                conventional = row["calibrator"] == "none"
+                for k, boundary in enumerate(row["boundaries"]):
+                    name = "conventional boundary" if conventional else "ProCa's boundary"
+                    ax.axvline(
+                        log_odds([boundary])[0],
+                        color="#e67700" if conventional else COLOURS["proca"],
+                        linestyle="--",
+                        linewidth=1.8,
+                        ymax=0.7,
+                        label=None if k else name,
+                    )
+        ticks = probability_ticks(line[0], line[-1])
+        ax.set_xticks(log_odds(ticks), [f"{tick:g}" for tick in ticks])
+        ax.set_yticks([])
+        ax.set_ylim(-0.28 * top, 1.75 * top)
+        ax.set_xlabel(f"P({words.get(1, 'positive')}), log-odds scale")
+        ax.set_ylabel("density")
+        ax.set_title(titles_of(self.rows)[prompt])
+        ax.legend(loc="upper left", ncols=1)
+
+    def _draw_bars(self, ax: Any) -> None:
+        prompts = distinct(map(prompt_of, self.rows))
+        methods = methods_of(self.rows)
+        width = 0.8 / len(methods)
+        for k, method in enumerate(methods):
+            heights = [
+                average(
+                    row["accuracy"] for row in self.rows if prompt_of(row) == prompt and row["calibrator"] == method
+                )
+                for prompt in prompts
+            ]
+            places = np.arange(len(prompts)) + (k - (len(methods) - 1) / 2) * width
+            bars = ax.bar(
+                places, percent(heights), width * 0.92, color=colour_of(method, methods), label=name_of(method)
+            )
+            ax.bar_label(bars, fmt="%.0f", fontsize=8, padding=1)
+        ax.set_xticks(range(len(prompts)), list(titles_of(self.rows).values()))
+        ax.grid(axis="x", visible=False)
+        ax.set_ylim(0, 122)
+        ax.set_ylabel("accuracy (%)")
+        ax.set_title("what the boundaries give")
+        ax.legend(loc="upper center", ncols=len(methods), columnspacing=1.0, handlelength=1.2)
+
+
+class ThresholdDisplay(Display):
+    """Figure 3: accuracy of every prompt at every threshold on P(positive), as a heat map.
+
+    A red rectangle marks the conventional threshold 0.5, a green line ProCa's boundary.
+    """
+
+    shared_legend = False
+
+    def plot(self, ax: Any = None) -> ThresholdDisplay:
+        self.panel_size = (9.0, 1.4 + 0.42 * len(titles_of(self.rows)))  # type: ignore[misc]
+        return super().plot(ax)
+
+    def draw(self, ax: Any, panel: Any) -> None:
+        from matplotlib.patches import Rectangle
+
+        titles = titles_of(self.rows)
+        thresholds = sorted({row["threshold"] for row in self.rows})
+        accuracy = {(prompt_of(row), row["threshold"]): row["accuracy"] for row in self.rows}
+        grid = np.array([[accuracy[prompt, threshold] for threshold in thresholds] for prompt in titles]) * 100
+        image = ax.imshow(grid, aspect="auto", cmap="YlGnBu", interpolation="nearest")
+        ax.grid(visible=False)
+        conventional = int(np.argmin(np.abs(np.array(thresholds) - 0.5)))
+        ax.add_patch(
+            Rectangle((conventional - 0.5, -0.5), 1, len(titles), fill=False, edgecolor="#d62728", linewidth=2)
+        )
+        remarks = []
+        for k, prompt in enumerate(titles):
+            row = next(row for row in self.rows if prompt_of(row) == prompt)
+            for boundary in row["proca_boundaries"]:
+                place = np.interp(log_odds([boundary])[0], log_odds(thresholds), np.arange(len(thresholds)))
+                ax.plot([place, place], [k - 0.45, k + 0.45], color=COLOURS["proca"], linewidth=3)
+            at = (row["conventional_accuracy"], row["proca_accuracy"], row["best_accuracy"])
+            remarks.append("at 0.5: {:.0f}, ProCa: {:.0f}, best: {:.0f}".format(*percent(at)))
+        ticks = probability_ticks(*log_odds([thresholds[0], thresholds[-1]]))
+        ax.set_xticks(
+            np.interp(log_odds(ticks), log_odds(thresholds), np.arange(len(thresholds))), [f"{t:g}" for t in ticks]
+        )
+        ax.set_yticks(range(len(titles)), list(titles.values()))
+        right = ax.secondary_yaxis("right")
+        right.set_yticks(range(len(titles)), remarks, fontsize=8.5)
+        right.tick_params(length=0)
+        for axis in (ax, right):
+            axis.spines[:].set_visible(False)
+        ax.set_xlabel("threshold on P(positive), log-odds scale; red: the conventional 0.5, green: ProCa's boundary")
+        ax.figure.colorbar(image, ax=ax, label="accuracy (%)")
+
+
+class TemplateDisplay(Display):
+    """Figure 4: every method under every template, mean and standard deviation over prompts."""
+
+    panel_size = (9.0, 3.6)
+
+    def draw(self, ax: Any, panel: Any) -> None:
+        tasks = distinct(row["task"] for row in self.rows)
+        dots_with_spread(ax, self.rows, "task", tasks)
+        ax.set_xticks(range(len(tasks)), [short_name(task) for task in tasks])
+        ax.set_ylabel("accuracy (%)")
+
+
+class ImbalanceDisplay(Display):
+    """Figure 5: accuracy over the proportion of positives in the estimate set, one panel per task."""
+
+    panel_size = (4.4, 3.4)
+
+    def panels(self) -> list[Any]:
+        return distinct(row["task"] for row in self.rows)
+
+    def draw(self, ax: Any, panel: Any) -> None:
+        rows = [row for row in self.rows if row["task"] == panel]
+        lines_with_spread(ax, rows, "positives")
+        ax.set_title(short_name(panel))
+        ax.set_xticks(sorted({row["positives"] for row in rows}))
+        ax.set_xlabel("proportion of positives in the estimate set")
+        ax.set_ylabel("accuracy (%)")
+
+
+class ProportionDisplay(Display):
+    """Figure 6: a box per method and label proportion, over the orders of the demonstrations."""
+
+    panel_size = (11.0, 3.8)
+
+    def draw(self, ax: Any, panel: Any) -> None:
+        shots = max(row["num_fewshot"] for row in self.rows)
+        positives = sorted({row["positives"] for row in self.rows})
+        methods = methods_of(self.rows)
+        width = 0.82 / len(methods)
+        for k, method in enumerate(methods):
+            groups = [
+                percent([row["accuracy"] for row in self.rows if row["calibrator"] == method and row["positives"] == p])
+                for p in positives
+            ]
+            colour = colour_of(method, methods)
+            boxes = ax.boxplot(
+                groups,
+                positions=np.arange(len(positives)) + (k - (len(methods) - 1) / 2) * width,
+                widths=width * 0.8,
+                patch_artist=True,
+                manage_ticks=False,
+                boxprops={"facecolor": colour, "alpha": 0.55, "edgecolor": colour},
+                medianprops={"color": "#222222", "linewidth": 1.4},
+                whiskerprops={"color": colour},
+                capprops={"color": colour},
+                flierprops={"marker": ".", "markersize": 4, "markerfacecolor": colour, "markeredgecolor": colour},
+            )
+            boxes["boxes"][0].set_label(name_of(method))
+        ax.set_xticks(range(len(positives)), [f"{shots - p}:{p}" for p in positives])
+        ax.set_xlim(-0.6, len(positives) - 0.4)
+        ax.grid(axis="x", visible=False)
+        ax.set_xlabel(f"negative : positive among {shots} demonstrations")
+        ax.set_ylabel("accuracy (%)")
+
+
+class SizeDisplay(Display):
+    """Figure 7: accuracy over the size of the estimate set, one panel per task."""
+
+    def panels(self) -> list[Any]:
+        return distinct(row["task"] for row in self.rows)
+
+    def draw(self, ax: Any, panel: Any) -> None:
+        rows = [row for row in self.rows if row["task"] == panel]
+        lines_with_spread(ax, rows, "estimate_size")
+        ax.set_xscale("log")
+        sizes = sorted({row["estimate_size"] for row in rows})
+        ax.set_xticks(sizes[::3], [str(size) for size in sizes[::3]])
+        ax.minorticks_off()
+        ax.set_title(short_name(panel))
+        ax.set_xlabel("estimate set size")
+        ax.set_ylabel("accuracy (%)")
+
+
+class AblationDisplay(Display):
+    """Table 3 and Figure 8: ProCa with one parameter at several values, per task and number of shots."""
+
+    panel_size = (3.8, 3.2)
+    colours: ClassVar[tuple[str, ...]] = ("#b9c4cf", "#6fb7a0", "#009e73")
+
+    def __init__(self, rows: Sequence[Row], parameter: str) -> None:
+        super().__init__(rows)
+        self.parameter = parameter
+
+    @classmethod
+    def from_rows(cls, rows: Sequence[Row], parameter: str = "features") -> AblationDisplay:
+        return cls(rows, parameter)
+
+    def panels(self) -> list[Any]:
+        return distinct(row["task"] for row in self.rows)
+
+    def draw(self, ax: Any, panel: Any) -> None:
+        rows = [row for row in self.rows if row["task"] == panel]
+        shots = sorted({row["num_fewshot"] for row in rows})
+        values = distinct(row[self.parameter] for row in self.rows)
+        width = 0.8 / len(values)
+        for k, value in enumerate(values):
+            groups = [
+                percent([row["accuracy"] for row in rows if row["num_fewshot"] == n and row[self.parameter] == value])
+                for n in shots
+            ]
+            places = np.arange(len(shots)) + (k - (len(values) - 1) / 2) * width
+            means = [average(group) for group in groups]
+            ax.bar(
+                places,
+                means,
+                width * 0.92,
+                yerr=[np.std(group) for group in groups],
+                capsize=2,
+                error_kw={"elinewidth": 1, "ecolor": "#555555"},
+                color=self.colours[k % len(self.colours)],
+                label=value.replace("_", " "),
+            )
+            for place, mean in zip(places, means, strict=True):
+                ax.text(place, 2, f"{mean:.0f}", ha="center", fontsize=8)
+        ax.set_xticks(range(len(shots)), [f"{n}-shot" for n in shots])
+        ax.grid(axis="x", visible=False)
+        ax.set_ylim(0, 102)
+        ax.set_ylabel("accuracy of ProCa (%)")
+        ax.set_title(short_name(panel))
+
+    def footnote(self) -> str:
+        note = "\nlog likelihood: the logit less the log of the sum over the vocabulary, not quite the paper's logit"
+        return super().footnote() + note * (self.parameter == "features")

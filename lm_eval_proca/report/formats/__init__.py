@@ -1,0 +1,1 @@
+"""One module per format of `lm-eval-proca compare`; each turns a report into text."""

@@ -1,0 +1,35 @@
+"""For READMEs and model cards: GitHub's tables."""
+
+from __future__ import annotations
+
+import html
+import re
+
+from lm_eval_proca.report.comparison import Report
+from lm_eval_proca.report.tables import Cell, all_tables, caption_once
+
+
+def render(report: Report) -> str:
+    parts = []
+    for table, caption in caption_once(all_tables(report)):
+        numeric = [any(row[k].number for row in table.rows) for k in range(len(table.columns))]
+        lines = [_row([escape(name) for name in table.columns]), _row(["---:" if n else ":---" for n in numeric])]
+        lines += [_row([_cell(cell) for cell in row]) for row in table.rows]
+        parts += [f"### {escape(table.title)}", "\n".join(lines), *([escape(caption)] if caption else [])]
+    if report.notices:
+        parts.append("\n".join(f"- **{notice.kind}**: {escape(notice.text)}" for notice in report.notices))
+    return "\n\n".join(parts) + "\n"
+
+
+def escape(text: str) -> str:
+    """Names may hold anything; nothing of them may become markup."""
+    return re.sub(r"([\\`*\[\]|~])", r"\\\1", html.escape(text, quote=False))
+
+
+def _row(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _cell(cell: Cell) -> str:
+    text = f"**{escape(cell.text)}**" if cell.bold else escape(cell.text)
+    return text + (f" ±{cell.spread}" if cell.spread else "") + (f" {escape(cell.note)}" if cell.note else "")

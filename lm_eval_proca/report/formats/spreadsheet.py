@@ -1,0 +1,53 @@
+"""For spreadsheets and data frames: CSV, one line per model, shots, method and dataset, and one for each average."""
+
+from __future__ import annotations
+
+import csv
+import io
+
+from lm_eval_proca.report.comparison import Report
+from lm_eval_proca.report.leaderboard import Comparison, Row
+
+COLUMNS = (
+    "model", "shots", "method", "dataset", "accuracy", "sd", "seeds", "best", "in_average", "gain", "p_value", "p_holm",
+    "rank",
+)  # fmt: skip
+AVERAGE = "average"
+
+
+def render(report: Report) -> str:
+    """Accuracies are fractions, as in lm-eval; empty means missing; `gain` and the p-values are against raw."""
+    target = io.StringIO()
+    writer = csv.DictWriter(target, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    rows = {(board.shots, row.model, row.method): row for board in report.leaderboards for row in board.rows}
+    for block in report.blocks:
+        for method in block.methods:
+            row = rows[block.shots, block.model, method]
+            against_raw = {one.dataset: one for one in row.against_raw}
+            common = {"model": _plain(block.model), "shots": block.shots, "method": _plain(method)}
+            for dataset in report.datasets_of(block.model):
+                line = {**common, "dataset": _plain(dataset.name), "in_average": int(dataset in block.averaged)}
+                score = block.scores.get((method, dataset))
+                if score is not None:
+                    line |= {"accuracy": score.mean, "sd": score.sd, "seeds": len(score.by_seed)}
+                    line |= {"best": int(method in block.best(dataset)), **_gain(against_raw.get(dataset))}
+                writer.writerow(line)
+            writer.writerow({**common, **_average(row, best=method in block.best(None))})
+    return target.getvalue()
+
+
+def _gain(comparison: Comparison | None) -> dict[str, float | None]:
+    if comparison is None:
+        return {}
+    p_value = comparison.test and comparison.test.p_value
+    return {"gain": comparison.difference, "p_value": p_value, "p_holm": comparison.p_holm}
+
+
+def _average(row: Row, best: bool) -> dict[str, object]:
+    return {"dataset": AVERAGE, "accuracy": row.average.mean, "best": int(best), "gain": row.gain, "rank": row.rank}
+
+
+def _plain(text: str) -> str:
+    """A spreadsheet would run a name that begins like a formula."""
+    return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text

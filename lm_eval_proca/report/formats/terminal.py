@@ -1,0 +1,49 @@
+"""For people at a terminal."""
+
+from __future__ import annotations
+
+import io
+
+from rich import box
+from rich.console import Console
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from lm_eval_proca.report.comparison import Report
+from lm_eval_proca.report.tables import Cell, all_tables, caption_once
+
+NATURAL_WIDTH = 1000
+"""Wider than any table: nothing is folded when the output is a file or a pipe."""
+
+
+def render(report: Report, width: int | None = None, color: bool = False) -> str:
+    """Tables as wide as they need to be, or folded to `width`."""
+    target = io.StringIO()
+    console = Console(file=target, width=width or NATURAL_WIDTH, force_terminal=color, highlight=False)
+    words = width or 120
+    for table, caption in caption_once(all_tables(report)):
+        drawn = RichTable(
+            title=Text(table.title, style="bold"), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False
+        )
+        numeric = [any(row[k].number for row in table.rows) for k in range(len(table.columns))]
+        for name, is_number in zip(table.columns, numeric, strict=True):
+            drawn.add_column(Text(name), justify="right" if is_number else "left", overflow="fold")
+        for row in table.rows:
+            drawn.add_row(*(_text(cell, color) for cell in row))
+        console.print(drawn)
+        if caption:
+            console.print(Text(caption, style="dim"), width=words)
+            console.print()
+    for notice in report.notices:
+        console.print(Text.assemble((f"{notice.kind}: ", "bold yellow"), notice.text), width=words)
+    return target.getvalue()
+
+
+def _text(cell: Cell, color: bool) -> Text:
+    best_without_bold = cell.bold and not color
+    text = Text(f"*{cell.text}" if best_without_bold else cell.text, style="bold" if cell.bold else "")
+    if cell.spread:
+        text.append(f" ±{cell.spread}", style="not bold dim")
+    if cell.note:
+        text.append(f" {cell.note}", style="not bold")
+    return text

@@ -1,0 +1,151 @@
+"use strict";
+// Sorting, filtering and expanding work on the tables as they stand in the page; only the chart is drawn here.
+// Strings from result files reach the page through textContent and setAttribute, never as markup.
+
+const data = JSON.parse(document.getElementById("data").textContent);
+
+// ---- sorting: a click on a header sorts its table, a second click the other way round; missing values stay last
+
+function sortBy(header) {
+  const table = header.closest("table");
+  const column = header.cellIndex;
+  const up = header.getAttribute("aria-sort")
+    ? header.getAttribute("aria-sort") === "descending"
+    : header.dataset.first === "ascending";
+  for (const other of header.parentNode.children) other.removeAttribute("aria-sort");
+  header.setAttribute("aria-sort", up ? "ascending" : "descending");
+  const bodies = [...table.tBodies];
+  const items = bodies.length > 1 ? bodies : [...bodies[0].rows];
+  const value = (item) => (item.rows ? item.rows[0] : item).cells[column].dataset.value;
+  const compare = (a, b) => {
+    const [x, y] = [value(a), value(b)];
+    if (x === undefined || y === undefined) return (x === undefined) - (y === undefined);
+    const [m, n] = [Number(x), Number(y)];
+    const order = Number.isNaN(m) || Number.isNaN(n) ? x.localeCompare(y, undefined, { numeric: true }) : m - n;
+    return up ? order : -order;
+  };
+  const parent = bodies.length > 1 ? table : bodies[0];
+  items.sort(compare).forEach((item) => parent.append(item));
+  for (const row of table.querySelectorAll("tr.first")) row.classList.remove("first");
+}
+
+document.addEventListener("click", (event) => {
+  const header = event.target.closest("th button");
+  if (header) sortBy(header.parentNode);
+  const expand = event.target.closest(".expand");
+  if (expand) {
+    const open = expand.getAttribute("aria-expanded") !== "true";
+    expand.setAttribute("aria-expanded", open);
+    document.getElementById(expand.getAttribute("aria-controls")).hidden = !open;
+  }
+});
+
+// ---- filtering the leaderboard
+
+const filters = document.getElementById("filters");
+
+function filterRows() {
+  const wanted = filters.elements.model.value.trim().toLowerCase();
+  const rows = [...document.querySelectorAll("#leaderboard tbody.row")];
+  for (const row of rows) {
+    row.hidden = !(
+      row.dataset.model.toLowerCase().includes(wanted) &&
+      (!filters.elements.shots.value || row.dataset.shots === filters.elements.shots.value) &&
+      (!filters.elements.method.value || row.dataset.method === filters.elements.method.value)
+    );
+  }
+  document.getElementById("leaderboard").classList.toggle("one-shots", filters.elements.shots.value !== "");
+  const shown = rows.filter((row) => !row.hidden).length;
+  document.getElementById("shown").textContent = `${shown} of ${rows.length} rows`;
+}
+
+for (const kind of ["input", "change"]) filters.addEventListener(kind, filterRows);
+filters.addEventListener("submit", (event) => event.preventDefault());
+filterRows();
+
+// ---- the chart: per model and dataset, raw and calibrated accuracy, and every seed of both
+
+const choice = document.getElementById("chart-choice");
+const chart = document.getElementById("chart");
+
+function draw(parent, name, attributes, text) {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
+  if (text !== undefined) element.textContent = text;
+  parent.append(element);
+  return element;
+}
+
+function drawModel(figure, model, cells) {
+  const method = choice.elements.method.value;
+  const datasets = [...new Set(cells.map((cell) => cell.dataset))];
+  const of = (dataset, name) => cells.find((cell) => cell.dataset === dataset && cell.method === name && cell.mean !== null);
+  const longest = Math.min(16, Math.max(...datasets.map((name) => name.length)));
+  const [width, rowHeight, top] = [Math.max(240, figure.clientWidth), 30, 20];
+  const [left, right] = [longest * 7 + 10, width - 100];
+  const height = top + datasets.length * rowHeight + 4;
+  const x = (accuracy) => left + accuracy * (right - left);
+  const svg = draw(figure, "svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img",
+    "aria-label": `${model}: raw and ${method} accuracy per dataset` });
+  for (const tick of [0, 0.25, 0.5, 0.75, 1]) {
+    draw(svg, "line", { class: "grid", x1: x(tick), x2: x(tick), y1: top, y2: height });
+    draw(svg, "text", { class: "axis", x: x(tick), y: 12, "text-anchor": "middle" }, String(100 * tick));
+  }
+  datasets.forEach((dataset, k) => {
+    const y = top + (k + 0.5) * rowHeight;
+    const [raw, calibrated] = [of(dataset, "raw"), of(dataset, method)];
+    const row = draw(svg, "g", { "data-dataset": dataset });
+    const label = dataset.length > 16 ? dataset.slice(0, 15) + "…" : dataset;
+    draw(row, "text", { x: left - 10, y: y + 4, "text-anchor": "end" }, label);
+    if (raw && calibrated) draw(row, "line", { class: "track", x1: x(raw.mean), x2: x(calibrated.mean), y1: y, y2: y });
+    for (const [cell, kind] of [[raw, "raw"], [calibrated, "calibrated"]]) {
+      if (!cell) continue;
+      for (const value of Object.values(cell.by_seed)) {
+        draw(row, "line", { class: `seed ${kind}`, x1: x(value), x2: x(value), y1: y - 9, y2: y + 9 });
+      }
+      draw(row, "circle", { class: kind, cx: x(cell.mean), cy: y, r: 5 });
+    }
+    const text = `${raw ? raw.shown : "–"} → ${calibrated ? calibrated.shown : "–"}`;
+    const direction = raw && calibrated ? (calibrated.mean >= raw.mean ? "up" : "down") : "";
+    draw(row, "text", { x: right + 14, y: y + 4, class: direction }, text);
+    draw(row, "title", {}, `${dataset}: raw ${text}`);
+  });
+}
+
+function drawChart() {
+  const shots = Number(choice.elements.shots.value);
+  chart.replaceChildren();
+  for (const name of data.models) {
+    if (!data.cells.some((cell) => cell.model === name && cell.shots === shots)) continue;
+    const figure = document.createElement("figure");
+    const caption = document.createElement("figcaption");
+    caption.textContent = name;
+    figure.append(caption);
+    chart.append(figure);
+  }
+  for (const figure of chart.children) {
+    const model = figure.firstChild.textContent;
+    drawModel(figure, model, data.cells.filter((cell) => cell.model === model && cell.shots === shots));
+  }
+}
+
+choice.addEventListener("change", drawChart);
+let drawnWidth = 0;
+new ResizeObserver(() => {
+  if (chart.clientWidth !== drawnWidth) {
+    drawnWidth = chart.clientWidth;
+    drawChart();
+  }
+}).observe(chart);
+
+// ---- light and dark: the system's choice until the reader makes one
+
+const root = document.documentElement;
+const remembered = (write) => { try { return write(localStorage); } catch { return null; } };
+const theme = remembered((storage) => storage.getItem("lm-eval-proca-theme"));
+if (theme) root.dataset.theme = theme;
+document.getElementById("theme").addEventListener("click", () => {
+  const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  root.dataset.theme = dark ? "light" : "dark";
+  remembered((storage) => storage.setItem("lm-eval-proca-theme", root.dataset.theme));
+});

@@ -1,0 +1,256 @@
+"""The page: one self-contained file, no network, from the same tables as every other format.
+
+Whatever comes from a result file is escaped here, and a content security policy allows no script but our own.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import importlib.resources
+import json
+import re
+from collections.abc import Iterable, Sequence
+
+from lm_eval_proca import __version__
+from lm_eval_proca.report.comparison import Report, as_dict
+from lm_eval_proca.report.datasets import Dataset
+from lm_eval_proca.report.leaderboard import Comparison, Leaderboard, Row
+from lm_eval_proca.report.scores import RAW_METHOD, Block, Score
+from lm_eval_proca.report.tables import (
+    MISSING,
+    Cell,
+    Table,
+    accuracy_table,
+    caption_once,
+    leaderboard_caption,
+    leaderboard_columns,
+    leaderboard_row,
+    order_table,
+    percent,
+    score_cell,
+)
+
+escape = html.escape
+OPEN_TABLES = 3
+SHOTS, METHOD = "Shots", "Method"
+HIDDEN_COLUMNS = (SHOTS, METHOD)
+"""Of the leaderboard: shots where one number of them is chosen, methods on a phone."""
+BEST_IS_LOW = (SHOTS, "Rank", "Rank in method")
+
+
+def render_page(report: Report) -> str:
+    """The whole page as text."""
+    template, style, script = (
+        importlib.resources.files("lm_eval_proca.report").joinpath(name).read_text(encoding="utf-8")
+        for name in ("page.html", "page.css", "page.js")
+    )
+    tables = caption_once([accuracy_table(report, model) for model in report.models])
+    calibrated = [method for method in report.methods if method != RAW_METHOD]
+    columns = {dataset for model in report.models for dataset in report.datasets_of(model)}
+    results = {(block.model, dataset, block.shots, seed) for block in report.blocks
+               for (_, dataset), score in block.scores.items() for seed in score.by_seed}  # fmt: skip
+    parts = {
+        "style": style,
+        "script": script,
+        # Browsers read CR LF as LF before they hash.
+        "script_hash": base64.b64encode(hashlib.sha256(script.replace("\r\n", "\n").encode()).digest()).decode(),
+        "data": _script_data({"models": report.models, "cells": _chart_cells(report)}),
+        "summary": f"{_count(len(report.models), 'model')} · {_count(len(columns), 'dataset')} · "
+        f"{_count(len(results), 'result')}",
+        "version": escape(__version__),
+        "notices": _notices(report),
+        "shots_options": _options(report.shots, selected=_most_complete(report.leaderboards)),
+        "method_options": _options(report.methods),
+        "calibrated_options": _options(calibrated, selected="proca" if "proca" in calibrated else None),
+        "leaderboard": _leaderboard(report),
+        "leaderboard_caption": escape(leaderboard_caption(report)),
+        "order": _order(report),
+        "tables": "".join(_model(*captioned, open_=k < OPEN_TABLES) for k, captioned in enumerate(tables)),
+    }
+    # In one pass: what is put in is never searched again.
+    return re.sub(r"\{\{ (\w+) \}\}", lambda match: parts[match[1]], template)
+
+
+def _chart_cells(report: Report) -> list[dict[str, object]]:
+    """The cells, with the text of their mean: Python and JavaScript round halves differently."""
+    return [
+        {**cell, "shown": MISSING if cell["mean"] is None else percent(cell["mean"])}
+        for cell in as_dict(report)["cells"]
+    ]
+
+
+def _script_data(document: object) -> str:
+    """JSON that cannot end the script element it stands in."""
+    return json.dumps(document, ensure_ascii=True, allow_nan=False).replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _most_complete(boards: Sequence[Leaderboard]) -> int:
+    """What to show first: the shots with most ranked rows, then the most shots."""
+    return max(boards, key=lambda board: (sum(row.rank is not None for row in board.rows), board.shots)).shots
+
+
+def _options(values: Iterable[object], selected: object = None) -> str:
+    return "".join(
+        f'<option value="{escape(str(value))}"{" selected" if value == selected else ""}>{escape(str(value))}</option>'
+        for value in values
+    )
+
+
+def _notices(report: Report) -> str:
+    if not report.notices:
+        return ""
+    items = "".join(f"<li><b>{escape(kind)}</b>: {escape(text)}</li>" for kind, text in report.notices)
+    opened = " open" if report.damaged else ""
+    title = f"{_count(len(report.notices), 'note')} about these results"
+    return f'<details class="notices"{opened}><summary>{title}</summary><ul>{items}</ul></details>'
+
+
+def _header(columns: Sequence[str], numeric: Sequence[bool], sorted_by: str | None = None) -> str:
+    cells = []
+    for name, is_number in zip(columns, numeric, strict=True):
+        first = "ascending" if not is_number or name in BEST_IS_LOW else "descending"
+        kind = _class("number" if is_number else "", name.lower() if name in HIDDEN_COLUMNS else "")
+        current = ' aria-sort="ascending"' if name == sorted_by else ""
+        cells.append(
+            f'<th scope="col"{kind} data-first="{first}"{current}><button type="button">{escape(name)}</button></th>'
+        )
+    return f"<thead><tr>{''.join(cells)}</tr></thead>"
+
+
+def _class(*names: str) -> str:
+    used = " ".join(filter(None, names))
+    return f' class="{used}"' if used else ""
+
+
+def _cell(cell: Cell, kind: str = "", content: str | None = None, style: str = "") -> str:
+    if content is None:
+        content = f"<b>{escape(cell.text)}</b>" if cell.bold else escape(cell.text)
+    if cell.spread:
+        content += f"<small>±{escape(cell.spread)}</small>"
+    if cell.note:
+        content += f"<small>{escape(cell.note)}</small>"
+    value = "" if cell.value is None else f' data-value="{escape(str(cell.value))}"'
+    return f"<td{_class('number' if cell.number else '', kind)}{value}{style}>{content}</td>"
+
+
+def _leaderboard(report: Report) -> str:
+    columns = leaderboard_columns(report)
+    names = [*columns[:2], SHOTS, *columns[2:]]
+    numeric = [name not in ("Model", "Method") for name in names]
+    blocks = {(block.model, block.shots): block for block in report.blocks}
+    bodies = [
+        _leaderboard_row(report, board, row, blocks[row.model, board.shots], f"details-{board.shots}-{k}", len(names))
+        for board in report.leaderboards
+        for k, row in enumerate(board.rows)
+    ]
+    return f'<table id="leaderboard">{_header(names, numeric, sorted_by="Rank")}{"".join(bodies)}</table>'
+
+
+def _leaderboard_row(report: Report, board: Leaderboard, row: Row, block: Block, key: str, width: int) -> str:
+    rank, model, method, average, gain, *others = leaderboard_row(report, row)
+    owner, slash, own = row.model.rpartition("/")
+    shown = f'<span class="owner">{escape(owner + slash)}</span><wbr>{escape(own)}'
+    # On a phone the method stands below the name, in place of its column.
+    tag = f'<span class="tag">{escape(row.method)}</span>'
+    expand = f'<button type="button" class="expand" aria-expanded="false" aria-controls="{key}">'
+    share = f' style="--share:{average.value:.4f}"' if isinstance(average.value, float) else ""
+    direction = "" if row.gain is None else "gain" if row.gain >= 0 else "loss"
+    cells = [
+        _cell(rank),
+        _cell(model, "name", f"{expand}<span>{shown}</span></button>{tag}"),
+        _cell(Cell(str(board.shots), value=board.shots), SHOTS.lower()),
+        _cell(method, METHOD.lower()),
+        _cell(average, "average" if share else "", style=share),
+        _cell(gain, direction),
+        *map(_cell, others),
+    ]
+    return (
+        f'<tbody class="row" data-model="{escape(row.model)}" data-shots="{board.shots}" '
+        f'data-method="{escape(row.method)}"><tr>{"".join(cells)}</tr>'
+        f'<tr class="details" id="{key}" hidden><td colspan="{width}"><div class="inner">'
+        f"{_details(row, block)}</div></td></tr></tbody>"
+    )
+
+
+def _details(row: Row, block: Block) -> str:
+    """Behind a leaderboard row: every dataset, its seeds, and its test against raw."""
+    against_raw = {one.dataset: one for one in row.against_raw}
+    head = ["Dataset", "Accuracy", "Seeds", *(["Gain", "Documents + / -", "p (Holm)"] if against_raw else [])]
+    lines = [
+        _detail_cells(dataset, block.scores.get((row.method, dataset)), against_raw.get(dataset), bool(against_raw))
+        for dataset in block.averaged
+    ]
+    return (
+        f'<table class="plain"><thead><tr>{"".join(f"<th scope=col>{name}</th>" for name in head)}</tr></thead>'
+        f"<tbody>{''.join(f'<tr>{line}</tr>' for line in lines)}</tbody></table>"
+    )
+
+
+def _detail_cells(dataset: Dataset, score: Score | None, against_raw: Comparison | None, tested: bool) -> str:
+    cells = [Cell(dataset.name, number=False), score_cell(score, bold=False)]
+    drawn = [_cell(cell) for cell in cells] + [f"<td>{_seeds(score)}</td>"]
+    if tested:
+        test = against_raw.test if against_raw else None
+        drawn += [
+            f"<td class=number>{percent(against_raw.difference, sign=True) if against_raw else MISSING}</td>",
+            f"<td class=number>{f'{test.better} / {test.worse}' if test else MISSING}</td>",
+            f"<td class=number>{_p_value(against_raw.p_holm) if against_raw and test else 'no test'}</td>",
+        ]
+    return "".join(drawn)
+
+
+def _p_value(p: float | None) -> str:
+    return MISSING if p is None else "&lt; 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def _seeds(score: Score | None) -> str:
+    """A strip from 0 to 100 per cent with a tick per seed."""
+    if score is None:
+        return MISSING
+    width = 120
+    ticks = "".join(
+        f'<line class="seed calibrated" x1="{value * width:.1f}" x2="{value * width:.1f}" y1="2" y2="14"/>'
+        for value in score.values
+    )
+    said = ", ".join(f"seed {seed}: {percent(one.accuracy)}" for seed, one in score.by_seed.items())
+    return (
+        f'<svg width="{width}" height="16" role="img" aria-label="{escape(said)}"><title>{escape(said)}</title>'
+        f'<line class="grid" x1="0" x2="{width}" y1="8" y2="8"/>{ticks}</svg>'
+    )
+
+
+def _scrolling(table: Table, caption: str, kinds: Sequence[str] = ()) -> str:
+    numeric = [any(row[k].number for row in table.rows) for k in range(len(table.columns))]
+    rows, last = [], None
+    for row in table.rows:
+        starts = last is not None and row[0].text != last
+        last = row[0].text
+        cells = (_cell(cell, kinds[k] if kinds else "") for k, cell in enumerate(row))
+        rows.append(f"<tr{_class('first' if starts else '')}>{''.join(cells)}</tr>")
+    head = _header(table.columns, numeric)
+    return (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(table.title)}">'
+        f'<table class="plain">{head}<tbody>{"".join(rows)}</tbody></table></div>'
+        + (f'<p class="quiet">{escape(caption)}</p>' if caption else "")
+    )
+
+
+def _order(report: Report) -> str:
+    table = order_table(report)
+    if table is None:
+        return ""
+    drawn = _scrolling(table, table.caption, kinds=["", "", "", "order", "order"])
+    return f'<section aria-labelledby="order-title"><h2 id="order-title">{escape(table.title)}</h2>{drawn}</section>'
+
+
+def _model(table: Table, caption: str, open_: bool) -> str:
+    opened = " open" if open_ else ""
+    return (
+        f'<details class="model"{opened}><summary>{escape(table.title)}</summary>{_scrolling(table, caption)}</details>'
+    )

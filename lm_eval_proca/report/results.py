@@ -1,0 +1,299 @@
+"""Reading result folders: the `results_*.json` files of `lm_eval --output_path` and of sweeps.
+
+Everything in such a file was written by someone else: a file that cannot be used is named and skipped, and names
+lose their control characters before they reach a terminal or a page.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lm_eval_proca.calibration.registry import CALIBRATORS, get_calibrator
+from lm_eval_proca.errors import ResultsError
+
+METRIC = "acc"
+RAW = "none"
+"""The filter of what lm-eval reports without calibration."""
+
+# lm-eval writes results_<date>.json into a folder, or <stem>_<date>.json where --output_path is a JSON file.
+RESULT_FILE = re.compile(r"(results|.+_(?P<date>\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d(\.\d+)?))\.json", re.DOTALL)
+
+# What makes another model of the same weights' name. Nothing else of model_args is shown: there may be keys among it.
+NAMES_OF_WEIGHTS = ("pretrained", "model", "path", "engine")
+CHANGES_THE_MODEL = (
+    "gguf_file", "revision", "subfolder", "peft", "delta", "dtype", "load_in_8bit", "load_in_4bit", "quantization",
+)  # fmt: skip
+
+
+class Conditions(NamedTuple):
+    """What must agree before two results of a task may be averaged or compared. None: not recorded."""
+
+    task_version: str | None
+    limit: float | None
+    eval_rows: int | None
+    eval_hash: str | None
+    estimate_size: int | None
+    demonstrations: str | None = None  # None: drawn whatever their labels, in the order of the draw
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One task in one results file: one model, one prompt, the accuracy under every filter."""
+
+    file: Path
+    date: float
+    model: str
+    task: str
+    shots: int
+    seed: int | None
+    accuracy: Mapping[str, float]
+    conditions: Conditions
+    generated: bool
+    prompt_hash: str | None
+    estimate_hash: str | None
+    methods: Mapping[str, str]
+
+    @property
+    def samples_file(self) -> Path:
+        """Where `--log_samples` put the documents of this run."""
+        match = RESULT_FILE.fullmatch(self.file.name)
+        date = match["date"] if match else None
+        return self.file.parent / f"samples_{self.task}_{date}.jsonl"
+
+
+class Notice(NamedTuple):
+    """One sentence a reader of the tables must know; `damaged` ones also change the exit status."""
+
+    kind: str
+    text: str
+
+
+@dataclass
+class Results:
+    """All usable runs under some folders."""
+
+    runs: list[Run] = field(default_factory=list)
+    notices: list[Notice] = field(default_factory=list)
+
+
+def read_results(folders: Iterable[str | Path], tasks: Iterable[str] = ("*",)) -> Results:
+    """Read every result under `folders`, keeping tasks whose name matches one of the patterns `tasks`."""
+    results = Results()
+    patterns = list(tasks)
+    without_calibration: Counter[str] = Counter()
+
+    def wanted(task: str) -> bool:
+        return any(fnmatchcase(task, pattern) for pattern in patterns)
+
+    for file in _result_files(folders):
+        try:
+            document = json.loads(file.read_text(encoding="utf-8"))
+            runs, only_raw = _runs_of(file, document)
+        except (OSError, ValueError, RecursionError) as error:
+            # The decoder's own words: json errors say the line, ResultsError says the field.
+            results.notices.append(Notice("damaged", f"{file} was skipped: {_reason(error)}."))
+            continue
+        results.runs += [run for run in runs if wanted(run.task)]
+        without_calibration.update(filter(wanted, only_raw))
+    results.notices += [
+        Notice("left out", f"{task} was left out, {count} times: it has no calibrated accuracy, only '{METRIC},{RAW}'.")
+        for task, count in without_calibration.items()
+    ]
+    if not results.runs:
+        said = " ".join(notice.text for notice in results.notices)
+        raise ResultsError(
+            f"No result with a calibrated accuracy to compare; run `lm_eval --tasks proca_sst2 --output_path DIR "
+            f"--log_samples` first, or check the folders and --tasks. {said}".strip()
+        )
+    return results
+
+
+def _result_files(folders: Iterable[str | Path]) -> list[Path]:
+    files: dict[Path, Path] = {}
+    for folder in map(Path, folders):
+        if folder.is_file():
+            found = [folder]
+        elif folder.is_dir():
+            # Names with a leading dot are unfinished work of somebody.
+            found = [
+                path
+                for path in sorted(folder.rglob("*.json"))
+                if RESULT_FILE.fullmatch(path.name)
+                and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+            ]
+        else:
+            raise ResultsError(f"There is no folder {folder}; give folders that `lm_eval --output_path` wrote.")
+        if not found:
+            raise ResultsError(f"{folder} holds no results_*.json; give folders that `lm_eval --output_path` wrote.")
+        for path in found:
+            files.setdefault(path.resolve(), path)
+    return list(files.values())
+
+
+def _runs_of(file: Path, document: Any) -> tuple[list[Run], list[str]]:
+    """The runs of one results file, and the names of tasks that only have a raw accuracy."""
+    config = _object(document, "config")
+    # Groups are in `results` too, but only tasks have a configuration.
+    task_configs, tasks = _object(document, "configs"), _object(document, "results")
+    runs, without_calibration = [], []
+    for task, task_config in task_configs.items():
+        if not isinstance(task_config, dict) or not isinstance(tasks.get(task), dict):
+            raise ResultsError(f"the results of task {_printable(task)} are missing or not an object")
+        accuracy = dict(_accuracies(task, tasks[task]))
+        if not set(accuracy) - {RAW}:
+            without_calibration += [_printable(task)] if accuracy else []
+            continue
+        metadata = task_config.get("metadata")
+        metadata = metadata if isinstance(metadata, dict) else {}
+        proca = metadata.get("proca")
+        proca = proca if isinstance(proca, dict) else {}
+        generated = str(proca.get("estimate_source")).startswith(("file:", "generated:"))
+        runs.append(
+            Run(
+                file=file,
+                date=_number(document.get("date")) or file.stat().st_mtime,
+                model=_model_name(document, config, metadata),
+                task=_printable(task),
+                shots=int(_number(proca.get("num_fewshot", task_config.get("num_fewshot"))) or 0),
+                seed=_integer(proca.get("seed", config.get("fewshot_seed"))),
+                accuracy=accuracy,
+                conditions=Conditions(
+                    task_version=_text(_mapping(document, "versions").get(task, metadata.get("version"))),
+                    limit=_number(proca.get("limit", config.get("limit"))),
+                    eval_rows=_integer(proca.get("eval_rows", _effective_rows(document, task))),
+                    eval_hash=_text(proca.get("eval_hash")),
+                    estimate_size=_integer(proca.get("estimate_size")),
+                    demonstrations=_chosen_demonstrations(proca),
+                ),
+                generated=generated,
+                prompt_hash=_text(proca.get("prompt_hash")),
+                estimate_hash=_text(proca.get("estimate_hash")),
+                methods={name: _method_name(name, task_config, generated) for name in accuracy},
+            )
+        )
+    return runs, without_calibration
+
+
+def _accuracies(task: str, values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    for key, value in values.items():
+        metric, _, name = key.partition(",")
+        if metric == METRIC and name:
+            accuracy = _number(value)
+            if accuracy is None or not 0 <= accuracy <= 1:
+                raise ResultsError(f"{key} of task {_printable(task)} is {value!r}, not an accuracy")
+            yield _printable(name), accuracy
+
+
+def _method_name(filter_name: str, task_config: Mapping[str, Any], generated: bool) -> str:
+    """`none` is raw; what was fitted on rows that the model wrote is the paper's `-g`."""
+    if filter_name == RAW:
+        return "raw"
+    functions = {filter_name}
+    for entry in task_config.get("filter_list") or []:
+        if isinstance(entry, dict) and entry.get("name") == filter_name:
+            functions = {str(step.get("function")) for step in entry.get("filter") or [] if isinstance(step, dict)}
+    fitted_on_estimate = any(get_calibrator(name).fits_on == "estimate" for name in functions & set(CALIBRATORS))
+    return f"{filter_name}-g" if generated and fitted_on_estimate else filter_name
+
+
+def _model_name(document: Mapping[str, Any], config: Mapping[str, Any], metadata: Mapping[str, Any]) -> str:
+    """Weights, then whatever else in model_args makes them another model, e.g. `org/name (dtype=float32)`.
+
+    A run through lm-eval's Python interface with a loaded model has no model_args; the task's metadata repeats them.
+    """
+    given = config.get("model_args")
+    if isinstance(given, str):
+        given = dict(pair.split("=", 1) for pair in given.split(",") if "=" in pair)
+    args = given if isinstance(given, dict) and given else metadata
+    named = next((args[key] for key in NAMES_OF_WEIGHTS if args.get(key)), None)
+    # Without a name lm-eval makes up a random one for its file; the kind of model says more.
+    weights = str(named or config.get("model") or "unknown model")
+    given_file = args.get("gguf_file")
+    details = [f"{key}={args[key]}" for key in CHANGES_THE_MODEL if args.get(key) not in (None, "", False, "False")]
+    details = [detail for detail in details if detail not in ("revision=main", "dtype=auto", f"gguf_file={given_file}")]
+    if given_file:
+        weights = f"{weights.rstrip('/')}/{given_file}"
+    if document.get("chat_template_sha"):
+        details.append("chat template")
+    if document.get("system_instruction_sha"):
+        details.append(f"system prompt {str(document['system_instruction_sha'])[:6]}")
+    return _printable(f"{weights} ({', '.join(details)})" if details else weights)
+
+
+def short_model_names(names: Iterable[str]) -> dict[str, str]:
+    """Paths cut to their last part, where that leaves no two models with one name."""
+    names = sorted(set(names))
+    short = {name: _without_folders(name) for name in names}
+    taken = list(short.values())
+    return {name: cut if taken.count(cut) == 1 else name for name, cut in short.items()}
+
+
+def _without_folders(name: str) -> str:
+    weights, bracket, details = name.partition(" (")
+    if weights.startswith(("/", ".", "~")) or weights.endswith(".gguf"):
+        weights = weights.rstrip("/").rpartition("/")[2] or weights
+    return weights.removesuffix(".gguf") + bracket + details
+
+
+def _object(document: Any, key: str) -> dict[str, Any]:
+    value = document.get(key) if isinstance(document, dict) else None
+    if not isinstance(value, dict):
+        raise ResultsError(f"it has no object '{key}', so it is not a result of lm-eval")
+    return value
+
+
+def _mapping(document: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = document.get(key)
+    return value if isinstance(value, dict) else {}
+
+
+def _effective_rows(document: Mapping[str, Any], task: str) -> Any:
+    return _mapping(_mapping(document, "n-samples"), task).get("effective")
+
+
+def _number(value: Any) -> float | None:
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _integer(value: Any) -> int | None:
+    number = _number(value)
+    return None if number is None else int(number)
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else _printable(str(value))
+
+
+def _printable(text: str) -> str:
+    """No control or direction-changing characters, which could rewrite a terminal or a table."""
+    return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in str(text))
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        return f"it is not valid JSON ({error})"
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply to be a result"
+    return _printable(str(error)).rstrip(".")
+
+
+def _chosen_demonstrations(proca: Mapping[str, Any]) -> str | None:
+    """How an ablation chose its demonstrations, in words."""
+    counts, order = proca.get("demonstration_counts"), _integer(proca.get("order_seed"))
+    words = [f"demonstrations {'/'.join(map(str, counts))}"] if isinstance(counts, list) else []
+    words += [f"order {order}"] if order is not None else []
+    return ", ".join(words) or None

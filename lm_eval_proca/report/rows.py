@@ -1,0 +1,76 @@
+"""Rows (a list of dicts with the same keys) as printed text, CSV or JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lm_eval_proca.errors import ResultsError
+
+
+def text_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Columns under their names, numbers to the right; four decimals, as lm-eval prints."""
+    if not rows:
+        return ""
+    names = list(rows[0])
+    cells = [[_text(row[name]) for name in names] for row in rows]
+    numeric = [all(isinstance(row[name], (int, float)) or row[name] is None for row in rows) for name in names]
+    widths = [max(len(name), *(len(line[k]) for line in cells)) for k, name in enumerate(names)]
+    lines = []
+    for line in [names, *cells]:
+        padded = (
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(line, widths, numeric, strict=True)
+        )
+        lines.append("  ".join(padded).rstrip())
+    lines.insert(1, "  ".join("-" * width for width in widths))
+    return "\n".join(lines)
+
+
+def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Comma-separated values under a header."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    buffer = io.StringIO(newline="")
+    writer = csv.DictWriter(buffer, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({name: _flat(value) for name, value in row.items()} for row in rows)
+    return buffer.getvalue()
+
+
+def write_rows(rows: Sequence[Mapping[str, Any]], path: str | os.PathLike[str]) -> Path:
+    """Write CSV or JSON, whichever the suffix says; a reader sees the whole file or none."""
+    path = Path(path)
+    if path.suffix == ".json":
+        text = json.dumps(list(rows), indent=2, ensure_ascii=False) + "\n"
+    elif path.suffix == ".csv":
+        text = csv_text(rows)
+    else:
+        raise ResultsError(f"Cannot write {path}: the name must end in .csv or .json.")
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished.write_text(text, encoding="utf-8")
+        os.replace(unfinished, path)
+    except OSError as error:
+        raise ResultsError(f"Cannot write {path} ({error.strerror}); give another file.") from error
+    return path
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, list):
+        return " ".join(map(_text, value))
+    return f"{value:.4f}" if isinstance(value, float) else str(value)
+
+
+def _flat(value: Any) -> Any:
+    """A cell of a CSV file: lists become numbers with spaces between them, mappings JSON."""
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, Mapping) else value

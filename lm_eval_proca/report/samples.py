@@ -1,0 +1,67 @@
+"""Reading `samples_*.jsonl`: which documents each filter of a run got right."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from lm_eval_proca.errors import ResultsError
+from lm_eval_proca.report.results import METRIC
+
+_FILTER_KEY = b', "filter": '
+
+
+@dataclass(frozen=True)
+class Correct:
+    """Per filter, whether each document was answered correctly, in document order.
+
+    `documents` stands for the documents themselves: equal strings, same documents.
+    """
+
+    documents: str
+    by_filter: Mapping[str, np.ndarray]
+
+
+def read_correct(file: Path) -> Correct:
+    """Read one samples file; a damaged one is refused with a sentence."""
+    rows: dict[str, dict[int, tuple[str, bool]]] = {}
+    with file.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            try:
+                doc_id, name, doc_hash, value = _parse(line)
+                known = {0.0: False, 1.0: True}[value]
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
+                raise ResultsError(
+                    f"{file}, line {number} is not a sample with an accuracy of 0 or 1; it was cut or changed"
+                ) from error
+            rows.setdefault(name, {})[doc_id] = (doc_hash, known)
+    identities = {
+        name: [(doc_id, doc_hash) for doc_id, (doc_hash, _) in sorted(of_filter.items())]
+        for name, of_filter in rows.items()
+    }
+    first = next(iter(identities.values()), None)
+    if first is None or any(other != first for other in identities.values()):
+        raise ResultsError(f"{file} does not hold the same documents for every filter; it was cut or changed")
+    return Correct(
+        documents=hashlib.sha256(repr(first).encode()).hexdigest(),
+        by_filter={
+            name: np.array([known for _, (_, known) in sorted(of_filter.items())]) for name, of_filter in rows.items()
+        },
+    )
+
+
+def _parse(line: bytes) -> tuple[int, str, str, float]:
+    """Document id, filter name, document hash and accuracy of one line.
+
+    A line repeats the prompt once per label, which can be many kilobytes; what is wanted stands before and behind
+    that. Within JSON strings quotes are escaped, so the last `"filter"` key found here is the sample's own.
+    """
+    start = line.rfind(_FILTER_KEY)
+    sample = json.loads(b"{" + line[start + 2 :]) if start > 0 and line.startswith(b'{"doc_id": ') else json.loads(line)
+    doc_id = sample["doc_id"] if "doc_id" in sample else int(line[len(b'{"doc_id": ') : line.index(b",")])
+    return int(doc_id), str(sample["filter"]), str(sample["doc_hash"]), float(sample[METRIC])

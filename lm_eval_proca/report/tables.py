@@ -1,0 +1,185 @@
+"""The tables themselves, before any format draws them: rows of cells, and the words around them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lm_eval_proca.report.comparison import Report
+from lm_eval_proca.report.leaderboard import LEVEL, Leaderboard, Row, Tally
+from lm_eval_proca.report.scores import DECIMALS, Average, Score
+
+DASH = "\N{EN DASH}"
+MISSING = DASH
+FEWER_SEEDS = "†"
+NOT_AVERAGED = "‡"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """`value` is what a sortable table sorts by; `spread` is a standard deviation; `note` follows in small print."""
+
+    text: str
+    value: float | str | None = None
+    spread: str = ""
+    note: str = ""
+    bold: bool = False
+    number: bool = True
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table; every row has as many cells as there are columns."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    caption: str
+
+
+def percent(fraction: float, sign: bool = False) -> str:
+    return f"{100 * fraction:{'+' if sign else ''}.{DECIMALS}f}"
+
+
+def plural(shots: int) -> str:
+    return f"{shots} shot" if shots == 1 else f"{shots} shots"
+
+
+def word(text: str) -> Cell:
+    return Cell(text, value=text, number=False)
+
+
+def accuracy_table(report: Report, model: str) -> Table:
+    """The paper's table for one model: shots and methods down, datasets across."""
+    datasets = report.datasets_of(model)
+    blocks = report.blocks_of(model)
+    flagged = {dataset for dataset in datasets if any(dataset not in block.averaged for block in blocks)}
+    rows = []
+    for block in blocks:
+        for method in block.methods:
+            cells = [
+                score_cell(block.scores.get((method, dataset)), bold=method in block.best(dataset))
+                for dataset in datasets
+            ]
+            average = average_cell(block.averages[method], bold=method in block.best(None))
+            rows.append([Cell(str(block.shots), value=block.shots), word(method), *cells, average])
+    caption = (
+        f"Accuracy in per cent: mean ± standard deviation (n-1) over seeds; no ± with one seed. Bold or *: best method "
+        f"for that number of shots. Average: over datasets, left out where one is missing ({DASH}, and how many there "
+        f"are)."
+    )
+    if any(score.fewer_seeds for block in blocks for score in block.scores.values()):
+        caption += f" {FEWER_SEEDS}: fewer seeds than the model's other results with as many shots."
+    if flagged:
+        caption += f" {NOT_AVERAGED}: not in every average, another column of the task is shared by more results."
+    names = [f"{dataset.name}{' ' + NOT_AVERAGED if dataset in flagged else ''}" for dataset in datasets]
+    return Table(model, ["Shots", "Method", *names, "Average"], rows, caption)
+
+
+def score_cell(score: Score | None, bold: bool) -> Cell:
+    if score is None:
+        return Cell(MISSING)
+    spread = "" if score.sd is None else percent(score.sd)
+    note = FEWER_SEEDS if score.fewer_seeds else ""
+    return Cell(percent(score.mean), value=score.mean, spread=spread, note=note, bold=bold)
+
+
+def average_cell(average: Average, bold: bool = False) -> Cell:
+    if average.mean is None:
+        return Cell(MISSING, note=f"{average.present}/{average.expected}")
+    note = FEWER_SEEDS if average.fewer_seeds else ""
+    return Cell(percent(average.mean), value=average.mean, note=note, bold=bold)
+
+
+def leaderboard_columns(report: Report) -> list[str]:
+    """One model has nobody to be ranked or tested against."""
+    among_models = ["Rank in method", f"W{DASH}L vs models"] if len(report.models) > 1 else []
+    return ["Rank", "Model", "Method", "Average", "Gain", f"W{DASH}L vs raw", *among_models]
+
+
+def leaderboard_row(report: Report, row: Row) -> list[Cell]:
+    gain = Cell(MISSING) if row.gain is None else Cell(percent(row.gain, sign=True), value=row.gain)
+    cells = [rank_cell(row.rank), word(row.model), word(row.method), average_cell(row.average), gain]
+    cells.append(tally_cell(row.raw_tally))
+    if len(report.models) > 1:
+        cells += [rank_cell(row.model_rank), tally_cell(row.model_tally)]
+    return cells
+
+
+def rank_cell(rank: int | None) -> Cell:
+    return Cell(MISSING) if rank is None else Cell(str(rank), value=rank)
+
+
+def tally_cell(tally: Tally | None) -> Cell:
+    if tally is None:
+        return Cell(MISSING)
+    tested = tally.significant_wins is not None
+    note = f"({tally.significant_wins}{DASH}{tally.significant_losses})" if tested else "(no test)"
+    return Cell(f"{tally.wins}{DASH}{tally.losses}", value=tally.wins - tally.losses, note=note)
+
+
+def leaderboard_caption(report: Report) -> str:
+    between = ", or than another model's under the same method, summed over models" if len(report.models) > 1 else ""
+    return (
+        f"Average accuracy and gain over raw in per cent, ranked within one number of shots; a row without a rank "
+        f"lacks datasets. W{DASH}L: datasets on which the mean is higher{DASH}lower than raw{between}; in brackets "
+        f"those significant at {LEVEL:g} by an exact paired test over the same documents (McNemar's, with the "
+        f"differences of a document summed over seeds), Holm-adjusted over the leaderboard; (no test): documents not "
+        f"logged or not the same."
+    )
+
+
+def leaderboard_table(report: Report, board: Leaderboard) -> Table:
+    over = ", ".join(dataset.name for dataset in board.datasets)
+    return Table(
+        f"Leaderboard, {plural(board.shots)}: average over {over}",
+        leaderboard_columns(report),
+        [leaderboard_row(report, row) for row in board.rows],
+        leaderboard_caption(report),
+    )
+
+
+def order_table(report: Report) -> Table | None:
+    """How calibration changes the order of models; None where there is nothing to order."""
+    rows = [
+        [
+            Cell(str(board.shots), value=board.shots),
+            word(change.method),
+            Cell(MISSING) if change.tau is None else Cell(f"{change.tau:+.2f}", value=change.tau),
+            word(_order_text(change.raw_order)),
+            word("unchanged" if change.order == change.raw_order else _order_text(change.order)),
+        ]
+        for board in report.leaderboards
+        for change in board.order_changes
+    ]
+    if not rows:
+        return None
+    return Table(
+        "Order of models",
+        ["Shots", "Method", "Kendall's tau", "Raw order", "Order under the method"],
+        rows,
+        "Kendall's tau-b between the models' raw and calibrated averages: +1 same order, -1 reversed. Models with a "
+        "complete average only.",
+    )
+
+
+def _order_text(places: Sequence[Sequence[str]]) -> str:
+    return " > ".join(" = ".join(models) for models in places)
+
+
+def all_tables(report: Report) -> list[Table]:
+    """In reading order: leaderboards, order of models, then one table per model."""
+    order = order_table(report)
+    return [
+        *(leaderboard_table(report, board) for board in report.leaderboards),
+        *([order] if order else []),
+        *(accuracy_table(report, model) for model in report.models),
+    ]
+
+
+def caption_once(tables: Sequence[Table]) -> list[tuple[Table, str]]:
+    """Each table with its caption, which is left out where the next table's says the same."""
+    following = [*(table.caption for table in tables[1:]), None]
+    return [
+        (table, "" if table.caption == after else table.caption) for table, after in zip(tables, following, strict=True)
+    ]

@@ -1,0 +1,118 @@
+"""Every format says the same numbers, and names from result files stay names."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+
+import pytest
+
+from lm_eval_proca.cli import compare as command
+from lm_eval_proca.cli.compare import FORMATS, SOMETHING_SKIPPED
+from lm_eval_proca.report.comparison import compare
+from lm_eval_proca.report.formats import latex, markdown, spreadsheet, structured, terminal
+
+
+@pytest.fixture
+def folder(write_result):
+    for seed, (raw, proca) in enumerate([(0.50, 0.80), (0.52, 0.84)]):
+        write_result(seed=seed, accuracy={"none": raw, "proca": proca})
+    return write_result(seed=0, task="proca_mr", accuracy={"none": 0.61, "proca": 0.6}).parent
+
+
+def run(*arguments: object) -> int:
+    import argparse
+
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    return command.run(parser.parse_args([str(argument) for argument in arguments]))
+
+
+def test_markdown_table(folder):
+    lines = markdown.render(compare([folder])).splitlines()
+    assert "| Shots | Method | sst2 | mr | Average |" in lines
+    assert "| 4 | raw | 51.0 ±1.4 | **61.0** † | 56.0 † |" in lines
+    assert "| 4 | proca | **82.0** ±2.8 | 60.0 † | **71.0** † |" in lines
+
+
+def test_latex_table(folder):
+    text = latex.render(compare([folder]))
+    assert r"4 & proca & \textbf{82.0}$_{2.8}$ & 60.0$^{\dagger}$ & \textbf{71.0}$^{\dagger}$ \\" in text
+    assert text.count(r"\begin{tabular}") == text.count(r"\end{tabular}") == 2
+
+
+def test_terminal_marks_the_best_without_colour_too(folder):
+    plain = terminal.render(compare([folder]))
+    assert "*82.0 ±2.8" in plain
+    assert "\x1b" not in plain
+    assert "\x1b[1m82.0" in terminal.render(compare([folder]), width=120, color=True)
+
+
+def test_terminal_fits_its_width(folder):
+    lines = terminal.render(compare([folder]), width=60).splitlines()
+    assert max(map(len, lines)) <= 60
+
+
+def test_csv_for_spreadsheets(folder):
+    rows = list(csv.DictReader(io.StringIO(spreadsheet.render(compare([folder])))))
+    cell = next(row for row in rows if (row["method"], row["dataset"]) == ("proca", "sst2"))
+    assert float(cell["accuracy"]) == pytest.approx(0.82)
+    assert float(cell["gain"]) == pytest.approx(0.31)
+    assert (cell["seeds"], cell["best"], cell["p_value"]) == ("2", "1", "")
+    average = next(row for row in rows if (row["method"], row["dataset"]) == ("proca", "average"))
+    assert (float(average["accuracy"]), average["rank"]) == (pytest.approx(0.71), "1")
+
+
+def test_json_holds_every_seed(folder):
+    cells = json.loads(structured.render(compare([folder])))["cells"]
+    cell = next(cell for cell in cells if (cell["method"], cell["dataset"]) == ("proca", "sst2"))
+    assert cell["by_seed"] == {"0": 0.80, "1": 0.84}
+
+
+@pytest.mark.parametrize(
+    ("render", "model", "never"),
+    [
+        (markdown.render, "<img src=x>|[a](b)`*c*", r"<img|(?<!\\)\[a\]|[^\\]`"),
+        (latex.render, r"a_b\input{x}%&$#", r"[^\\]\\input|b_|[^\\]_b"),
+        (spreadsheet.render, "=HYPERLINK(1)", r"(^|,|\n|\")="),
+        (spreadsheet.render, "@SUM(1)", r"(^|,|\n|\")@"),
+    ],
+)
+def test_names_stay_names(write_result, render, model, never):
+    folder = write_result(model=model, accuracy={"none": 0.5, "proca": 0.6}).parent
+    text = render(compare([folder]))
+    assert not re.search(never, text)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_command_writes_each_format(folder, tmp_path, capsys, name):
+    assert run(folder, "--format", name) == 0
+    printed = capsys.readouterr().out
+    assert "sst2" in printed
+    assert run(folder, "--format", name, "--output", tmp_path / "new" / "table") == 0
+    assert capsys.readouterr().out == ""
+    assert (tmp_path / "new" / "table").read_text(encoding="utf-8") == printed
+
+
+def test_command_names_damage_and_its_exit_status_says_so(folder, capsys):
+    damaged = folder / "results_2026-02-01T00-00-00.json"
+    damaged.write_text("{")
+    assert run(folder, "--format", "csv") == SOMETHING_SKIPPED
+    output = capsys.readouterr()
+    assert str(damaged) in output.err
+    assert "org/model" in output.out
+
+
+def test_command_says_what_csv_cannot_hold(folder, capsys):
+    run(folder, "--format", "csv")
+    assert "not logged" in capsys.readouterr().err
+
+
+def test_command_takes_several_folders_and_chosen_tasks(folder, write_result, tmp_path, capsys):
+    other = write_result(model="org/other", accuracy={"none": 0.4, "proca": 0.5}, folder=tmp_path / "more").parent
+    assert run(folder, other, "--tasks", "proca_sst2,proca_rte", "--format", "markdown") == 0
+    text = capsys.readouterr().out
+    assert "org/other" in text
+    assert "| mr" not in text

@@ -1,0 +1,187 @@
+"""Reading result folders: what counts, what is named and skipped, and which model a result belongs to."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from lm_eval_proca.errors import ResultsError
+from lm_eval_proca.report.results import read_results, short_model_names
+from lm_eval_proca.report.samples import read_correct
+
+BOTH = {"none": 0.5, "proca": 0.75}
+
+
+def test_reads_what_lm_eval_writes(lm_eval_folder):
+    results = read_results([lm_eval_folder])
+    assert not results.notices
+    cells = {(run.model, run.task, run.shots, run.seed) for run in results.runs}
+    assert cells == {
+        (model, task, 2, seed)
+        for model in ("org/small", "org/large")
+        for task in ("proca_toy", "proca_other")
+        for seed in (0, 1)
+    }
+    for run in results.runs:
+        document = json.loads(run.file.read_text())
+        assert run.accuracy == {
+            name: document["results"][run.task][f"acc,{name}"] for name in ("none", "bc", "conca", "proca")
+        }
+        assert run.conditions.eval_rows == 40
+        assert run.conditions.estimate_size == 60
+        assert run.conditions.eval_hash
+        logged = read_correct(run.samples_file).by_filter
+        assert {name: pytest.approx(correct.mean()) for name, correct in logged.items()} == run.accuracy
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        '{"results": {',
+        "[]",
+        "{}",
+        '{"results": {}, "configs": {}, "config": []}',
+        "\ud800",
+        "[" * 200_000,
+        "1" * 9000,
+    ],
+    ids=["empty", "cut", "list", "no results", "config is a list", "not UTF-8", "nested", "number"],
+)
+def test_damaged_file_is_named_and_skipped(write_result, text):
+    good = write_result(accuracy=BOTH)
+    damaged = good.with_name("results_2026-01-01T00-00-01.json")
+    damaged.write_bytes(text.encode("utf-8", "surrogatepass"))
+    results = read_results([good.parent])
+    assert len(results.runs) == 1
+    (notice,) = results.notices
+    assert notice.kind == "damaged"
+    assert str(damaged) in notice.text
+
+
+@pytest.mark.parametrize(
+    "accuracy", [float("nan"), 1.5, -0.1, "0.5", None, True, 10**400], ids=lambda value: str(value)[:5]
+)
+def test_value_that_is_no_accuracy_is_damage(write_result, accuracy):
+    good = write_result(accuracy=BOTH)
+    write_result(seed=1, accuracy={"none": 0.5, "proca": accuracy})
+    results = read_results([good.parent])
+    assert [run.seed for run in results.runs] == [0]
+    assert "acc,proca" in results.notices[0].text
+
+
+def test_unfinished_work_and_other_files_are_not_results(write_result, tmp_path):
+    kept = write_result(accuracy=BOTH)
+    write_result(accuracy=BOTH, folder=tmp_path / "results" / ".unfinished-cell")
+    (kept.parent / "notes.json").write_text("not ours")
+    assert [run.file for run in read_results([tmp_path / "results"]).runs] == [kept]
+
+
+def test_one_file_reached_twice_counts_once(write_result):
+    file = write_result(accuracy=BOTH)
+    assert len(read_results([file.parent, file, file.parent.parent]).runs) == 1
+
+
+def test_output_path_that_is_a_file(write_result):
+    # lm_eval --output_path out.json writes out_<date>.json
+    file = write_result(correct={"none": [0, 1], "proca": [1, 1]})
+    renamed = file.rename(file.with_name(file.name.replace("results_", "out_")))
+    (run,) = read_results([renamed.parent]).runs
+    assert run.samples_file.is_file()
+
+
+def test_tasks_without_calibration_are_left_out_and_said(write_result):
+    write_result(task="boolq", accuracy={"none": 0.6})
+    write_result(task="boolq", seed=1, accuracy={"none": 0.6})
+    folder = write_result(accuracy=BOTH).parent
+    results = read_results([folder])
+    assert [run.task for run in results.runs] == ["proca_sst2"]
+    (notice,) = results.notices
+    assert notice.kind == "left out"
+    assert "boolq was left out, 2 times" in notice.text
+    assert not read_results([folder], ["proca_*"]).notices
+
+
+def test_only_the_tasks_asked_for(write_result):
+    write_result(task="proca_mr", accuracy=BOTH)
+    folder = write_result(task="proca_sst2", accuracy=BOTH).parent
+    assert [run.task for run in read_results([folder], ["proca_sst*"]).runs] == ["proca_sst2"]
+
+
+@pytest.mark.parametrize("content", [None, "empty", "damaged"])
+def test_nothing_to_compare_is_one_sentence(tmp_path, content):
+    folder = tmp_path / "runs"
+    if content is not None:
+        folder.mkdir()
+    if content == "damaged":
+        (folder / "results_2026-01-01T00-00-00.json").write_text("{")
+    with pytest.raises(ResultsError, match="runs"):
+        read_results([folder])
+
+
+@pytest.mark.parametrize(
+    ("model_args", "name"),
+    [
+        ({"pretrained": "org/name"}, "org/name"),
+        ({"pretrained": "org/name", "dtype": "float16", "api_key": "SECRET"}, "org/name (dtype=float16)"),
+        ({"pretrained": "org/name", "revision": "main", "trust_remote_code": True}, "org/name"),
+        ({"pretrained": "org/name", "peft": "org/adapter"}, "org/name (peft=org/adapter)"),
+        ({"pretrained": "/models/x", "gguf_file": "small.Q4.gguf"}, "/models/x/small.Q4.gguf"),
+        ({"model": "gpt-x", "base_url": "http://me:SECRET@host"}, "gpt-x"),
+    ],
+)
+def test_model_identity(write_result, model_args, name):
+    (run,) = read_results([write_result(accuracy=BOTH, model_args=model_args)]).runs
+    assert run.model == name
+
+
+def test_model_identity_from_older_string_arguments(write_result):
+    file = write_result(accuracy=BOTH)
+    document = json.loads(file.read_text())
+    document["config"]["model_args"] = "pretrained=org/name,dtype=float16"
+    file.write_text(json.dumps(document))
+    assert read_results([file]).runs[0].model == "org/name (dtype=float16)"
+
+
+def test_chat_template_makes_another_model(write_result):
+    file = write_result(accuracy=BOTH)
+    document = json.loads(file.read_text())
+    document["chat_template_sha"] = "abc"
+    file.write_text(json.dumps(document))
+    assert read_results([file]).runs[0].model == "org/model (chat template)"
+
+
+def test_model_names_lose_what_could_rewrite_a_terminal(write_result):
+    (run,) = read_results([write_result(accuracy=BOTH, model="evil\x1b[2J\u202ename")]).runs
+    assert run.model == "evil�[2J�name"
+
+
+def test_local_paths_are_shortened_unless_ambiguous():
+    names = ["/a/model", "/b/model", "/c/other.Q4.gguf (dtype=float32)", "org/name"]
+    assert short_model_names(names) == {
+        "/a/model": "/a/model",
+        "/b/model": "/b/model",
+        "/c/other.Q4.gguf (dtype=float32)": "other.Q4 (dtype=float32)",
+        "org/name": "org/name",
+    }
+
+
+def test_samples_are_read_past_prompts_that_look_like_samples(write_result):
+    file = write_result(correct={"none": [0, 1], "proca": [1, 1]})
+    (samples,) = file.parent.glob("samples_*.jsonl")
+    lines = [json.loads(line) for line in samples.read_text().splitlines()]
+    for line in lines:
+        line["doc"] = {"filter": "none", "text": '}, "filter": "none", "doc_hash": "x", "acc": 0.0}'}
+    samples.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    correct = read_correct(samples).by_filter
+    assert correct["none"].tolist() == [False, True]
+    assert correct["proca"].tolist() == [True, True]
+
+
+def test_samples_with_another_order_of_keys(write_result):
+    file = write_result(correct={"none": [0, 1], "proca": [1, 1]})
+    (samples,) = file.parent.glob("samples_*.jsonl")
+    lines = [dict(reversed(json.loads(line).items())) for line in samples.read_text().splitlines()]
+    samples.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert read_correct(samples).by_filter["none"].tolist() == [False, True]
