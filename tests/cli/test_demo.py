@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import importlib.metadata
+import re
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -46,3 +48,20 @@ def test_a_failing_lm_eval_is_reported(monkeypatch: pytest.MonkeyPatch, capsys: 
     monkeypatch.setattr(sys, "executable", "false")  # the program that only fails, in place of Python
     assert main(["demo", "--pretrained", "some/model"]) == 1
     assert capsys.readouterr().err.splitlines()[-1].startswith("lm-eval-proca demo: lm_eval stopped with exit code 1")
+
+
+@pytest.mark.slow
+def test_it_prints_lm_evals_table_and_the_same_numbers_in_words(
+    tiny_gpt2: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["demo", "--model", "hf", "--pretrained", str(tiny_gpt2)]) == 0
+    *table, sentence = capfd.readouterr().out.splitlines()
+    cells = [[cell.strip() for cell in row.split("|")] for row in table if "|acc" in row]
+    accuracies = {row[3]: float(row[7]) for row in cells}
+    assert set(accuracies) == {"bc", "conca", "none", "proca"}
+    assert f"is {100 * accuracies.pop('none'):.1f} %" in sentence
+    said = {
+        name: float(percent)
+        for name, percent in re.findall(r"(\w+) (?:raises|lowers|leaves)[^;]*? ([\d.]+) %", sentence)
+    }
+    assert said == pytest.approx({name: 100 * accuracy for name, accuracy in accuracies.items()}, abs=0.06)
