@@ -61,16 +61,20 @@ class Calibrator(BaseEstimator, ABC):
         self : object
             The fitted calibrator.
         """
-        try:
-            self._validate_params()
-        except InvalidParameterError as error:
-            raise CalibrationError(str(error)) from None
+        self.check_params()
         checked = check_scores(scores)
         if not len(checked):
             raise CalibrationError(f"{type(self).__name__} was given no documents to fit on; it needs at least one.")
         self._fit(checked)
         self.n_rows_, self.n_labels_ = checked.shape
         return self
+
+    def check_params(self) -> None:
+        """Raise if a parameter has a value that :meth:`fit` would refuse."""
+        try:
+            self._validate_params()
+        except InvalidParameterError as error:
+            raise CalibrationError(str(error)) from None
 
     def predict_log_proba(self, scores: ArrayLike) -> Array:
         """Calibrated log-probabilities of the labels.

@@ -22,6 +22,7 @@ HELP = "run models x tasks x shots x seeds; finished cells are never repeated, s
 PAPER_SHOTS = (0, 1, 4, 8)
 PAPER_SEEDS = (0, 1, 2, 3, 4)
 PAPER_TASKS = ("proca",)  # the group of the nine
+GENERATED = "generated"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,6 +50,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="proca.KEY=VALUE",
         help="settings for every task, as for lm_eval",
     )
+    add(
+        "--estimate",
+        choices=["split", GENERATED],
+        default="split",
+        help=f"where unlabeled inputs come from: the train split, or the model itself ({GENERATED}: ProCa-g)",
+    )
     add("--include_path", action="append", default=[], metavar="DIR", help="folder with task YAMLs of your own")
     add("--output_path", required=True, metavar="DIR", help="gets one folder per model and in it one per cell")
     add("--dry-run", action="store_true", help="print the plan with an estimate of tokens, and stop")
@@ -60,6 +67,7 @@ def run(args: argparse.Namespace) -> int:
 
     from lm_eval_proca.experiments import ranks
     from lm_eval_proca.experiments.cell import settings_from_metadata
+    from lm_eval_proca.experiments.generation import with_generated_estimate
     from lm_eval_proca.experiments.sweep import grid
     from lm_eval_proca.experiments.task_files import find_task_files
     from lm_eval_proca.harness.gather import is_first_process
@@ -70,8 +78,14 @@ def run(args: argparse.Namespace) -> int:
     ranks.join()
     settings = settings_from_metadata(key_values(args.metadata, "--metadata"))
     task_files = find_task_files(names(args.tasks), args.include_path)
-    cells = grid(list(task_files), args.num_fewshot, args.seeds, limit=args.limit, settings=settings)
     models = _models(args)
+    cells = {
+        model.name: grid(list(task_files), args.num_fewshot, args.seeds, limit=args.limit, settings=settings)
+        for model in models
+    }
+    if args.estimate == GENERATED:
+        for model in models:
+            cells[model.name] = [with_generated_estimate(c, model, args.output_path) for c in cells[model.name]]
 
     work: dict[str, dict[Cell, float]] = {}
     if is_first_process():
@@ -86,20 +100,20 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run_all(
-    cells: Sequence[Cell],
+    cells: Mapping[str, Sequence[Cell]],
     models: Sequence[Model],
     args: argparse.Namespace,
     task_files: Mapping[str, Path],
     work: Mapping[str, Mapping[Cell, float]],
 ) -> int:
+    from lm_eval_proca.experiments.generation import generating_cells
     from lm_eval_proca.experiments.runner import ordinary_cells, run_cells
     from lm_eval_proca.harness.gather import is_first_process
 
+    evaluate = (generating_cells if args.estimate == GENERATED else ordinary_cells)(task_files)
     outcomes: list[Outcome] = []
     for model in models:
-        outcomes += run_cells(
-            cells, model, args.output_path, evaluate=ordinary_cells(task_files), work=work.get(model.name)
-        )
+        outcomes += run_cells(cells[model.name], model, args.output_path, evaluate=evaluate, work=work.get(model.name))
         model.unload()
     failed = [outcome for outcome in outcomes if outcome.failure is not None]
     if is_first_process():
@@ -122,19 +136,22 @@ def _models(args: argparse.Namespace) -> list[Model]:
 
 
 def _print_plan(
-    cells: Sequence[Cell], models: Sequence[Model], args: argparse.Namespace, task_files: Mapping[str, Path]
+    cells: Mapping[str, Sequence[Cell]],
+    models: Sequence[Model],
+    args: argparse.Namespace,
+    task_files: Mapping[str, Path],
 ) -> dict[str, dict[Cell, float]]:
     """Say what is finished and what is to do; give the tokens of each cell, by the name of the model."""
     from lm_eval_proca.experiments.sweep import sample_prompts, unfinished_cells
 
-    todo = {model.name: unfinished_cells(cells, model, args.output_path) for model in models}
-    total, left = len(models) * len(cells), sum(map(len, todo.values()))
+    todo = {model.name: unfinished_cells(cells[model.name], model, args.output_path) for model in models}
+    total, left = sum(map(len, cells.values())), sum(map(len, todo.values()))
     print(
         f"models {len(models)} x tasks {len(task_files)} x shots {len(set(args.num_fewshot))} x seeds "
         f"{len(set(args.seeds))} = {total} cells in {args.output_path}: {total - left} finished, {left} to do"
     )
     prompts = sample_prompts(list(dict.fromkeys(cell for some in todo.values() for cell in some)), task_files)
-    return {model.name: _print_model(model, cells, todo[model.name], prompts) for model in models}
+    return {model.name: _print_model(model, cells[model.name], todo[model.name], prompts) for model in models}
 
 
 def _print_model(

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lm_eval_proca.calibration.registry import CALIBRATORS, get_calibrator
-from lm_eval_proca.errors import TaskError
+from lm_eval_proca.errors import CalibrationError, TaskError
 
 MEANINGLESS_METRICS = {
     "acc_norm": "it divides scores by label length",
@@ -44,15 +44,22 @@ def check_config(task: str, config: Mapping[str, Any], text_fields: Sequence[str
     for entry in config["filter_list"]:
         for step in entry["filter"]:
             if step["function"] in CALIBRATORS:
-                params = {key: value for key, value in step.items() if key != "function"}
-                try:
-                    get_calibrator(step["function"])(**params)
-                except TypeError as error:
-                    known = ", ".join(get_calibrator(step["function"])().get_params()) or "none"
-                    raise TaskError(
-                        f"{task}: the filter {entry['name']} has a parameter that {step['function']} does not know "
-                        f"({error}); the known ones are {known}."
-                    ) from error
+                _check_filter(task, entry["name"], **step)
+
+
+def _check_filter(task: str, name: str, function: str, **params: Any) -> None:
+    """The parameters of a calibration filter, before the scores that it will be fitted on have been paid for."""
+    calibrator = get_calibrator(function)
+    try:
+        calibrator(**params).check_params()
+    except TypeError as error:
+        known = ", ".join(calibrator().get_params()) or "none"
+        raise TaskError(
+            f"{task}: the filter {name} has a parameter that {function} does not know ({error}); the known ones are "
+            f"{known}."
+        ) from error
+    except CalibrationError as error:
+        raise TaskError(f"{task}: the filter {name} cannot be used: {error}") from error
 
 
 def takes_first_shots(task: str, config: Mapping[str, Any]) -> bool:

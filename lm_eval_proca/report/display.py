@@ -8,6 +8,7 @@ panels) and `figure_`. matplotlib is imported when something is drawn.
 from __future__ import annotations
 
 import os
+import textwrap
 from collections.abc import Hashable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -85,9 +86,9 @@ class Display:
             if ax is None:
                 width, height = self.panel_size
                 columns = min(len(panels), 3)
-                lines = -(-len(panels) // columns)
+                size = (width * columns, height * -(-len(panels) // columns))
                 figure, grid = plt.subplots(
-                    lines, columns, squeeze=False, figsize=(width * columns, height * lines), layout="constrained"
+                    -(-len(panels) // columns), columns, squeeze=False, figsize=size, layout="constrained"
                 )
                 axes = grid.ravel()
                 for unused in axes[len(panels) :]:
@@ -101,7 +102,8 @@ class Display:
             for axis, panel in zip(axes, panels, strict=True):
                 self.draw(axis, panel)
             if ax is None:
-                figure.supxlabel(self.footnote(), fontsize=8, color="#666666")
+                lines = textwrap.wrap(self.footnote(), width=int(15 * figure.get_figwidth()))
+                figure.supxlabel("\n".join(lines), fontsize=8, color="#666666")
             if self.shared_legend:
                 handles, names = axes[0].get_legend_handles_labels()
                 if ax is None:

@@ -112,7 +112,7 @@ class BoundaryDisplay(Display):
                 places, percent(heights), width * 0.92, color=colour_of(method, methods), label=name_of(method)
             )
             ax.bar_label(bars, fmt="%.0f", fontsize=8, padding=1)
-        ax.set_xticks(range(len(prompts)), list(titles_of(self.rows).values()))
+        ax.set_xticks(range(len(prompts)), [title.replace(", ", "\n") for title in titles_of(self.rows).values()])
         ax.grid(axis="x", visible=False)
         ax.set_ylim(0, 122)
         ax.set_ylabel("accuracy (%)")
@@ -298,5 +298,5 @@ class AblationDisplay(Display):
         ax.set_title(short_name(panel))
 
     def footnote(self) -> str:
-        note = "\nlog likelihood: the logit less the log of the sum over the vocabulary, not quite the paper's logit"
+        note = "; log likelihood: the logit less the log of the sum over the vocabulary, not quite the paper's logit"
         return super().footnote() + note * (self.parameter == "features")

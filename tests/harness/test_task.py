@@ -301,6 +301,11 @@ class TestSentences:
                 {},
                 r"a parameter that proca does not know .* the known ones are .*n_init",
             ),
+            (
+                {"more": "filter_list: [{name: p, filter: [{function: proca, selection: luck}]}]"},
+                {},
+                r"the filter p cannot be used: The 'selection' parameter .* must be a str among",
+            ),
             ({"more": "fewshot_config: {sampler: balanced}"}, {}, r"sampler must be default or first_n"),
             ({}, {"estimate_size": 5000}, r"estimate_size is 5000, but the estimate split has only 298 rows"),
             ({}, {"demonstration_counts": "1/1/1"}, r"makes 3 demonstrations, but --num_fewshot is 2"),

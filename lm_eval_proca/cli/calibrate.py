@@ -1,0 +1,140 @@
+"""``lm-eval-proca calibrate``: calibrate finished runs from their scores, in seconds and without a model."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
+
+from lm_eval_proca.cli.options import add_param_option, calibrator_params, names
+from lm_eval_proca.errors import CalibrationError
+
+if TYPE_CHECKING:
+    from lm_eval_proca.calibration.base import Calibrator
+    from lm_eval_proca.experiments.calibrate import Measured
+    from lm_eval_proca.scores import ScoreTable
+
+HELP = "calibrate finished runs from their scores: score tables, or lm-eval's own samples_*.jsonl"
+HEADINGS = {"accuracy": "accuracy", "macro_f1": "macro-F1", "brier": "Brier", "ece": "ECE"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "files",
+        nargs="+",
+        metavar="FILE",
+        help="score tables (--metadata proca.scores_dir=DIR), folders of them, or samples_*.jsonl (--log_samples)",
+    )
+    add(
+        "--calibrators",
+        metavar="NAMES",
+        help="separated by commas, e.g. proca,bc,conca (default: those of the run, with its parameters)",
+    )
+    add_param_option(parser)
+    add("--output", metavar="FILE", help="also write the numbers to a .json (with the fit reports) or .csv file")
+    add("--save", metavar="FILE", help="keep the fitted calibrator; needs one FILE and one calibrator")
+
+
+def run(args: argparse.Namespace) -> int:
+    from lm_eval_proca.experiments.calibrate import calibrate
+    from lm_eval_proca.experiments.score_files import find_score_tables, read_run
+    from lm_eval_proca.report.rows import text_table, write_rows
+
+    files = find_score_tables(args.files)
+    written: list[dict[str, Any]] = []
+    fitted: list[Calibrator] = []
+    for path in files:
+        table = read_run(path)
+        calibrators = _chosen(args, table)
+        if args.save is not None and (len(files), len(calibrators)) != (1, 1):
+            raise CalibrationError(
+                f"--save keeps one calibrator, these would be {len(files) * len(calibrators)}; name one file and one "
+                f"calibrator, e.g. --calibrators proca."
+            )
+        print(f"{_headline(table)}\n{path}")
+        measured = calibrate(table, calibrators)
+        print(text_table([_printed(row) for row in measured]))
+        for note in _notes(table, calibrators):
+            print(f"note: {note}")
+        print()
+        written += [_row(str(path), table, row) for row in measured]
+        fitted += [row.calibrator for row in measured if row.calibrator is not None]
+    if args.output is not None:
+        if args.output.endswith(".csv"):
+            written = [{key: value for key, value in row.items() if key != "fit"} for row in written]
+        print(f"numbers written to {write_rows(written, args.output)}", file=sys.stderr)
+    if args.save is not None:
+        if not fitted:
+            raise CalibrationError(
+                f"Nothing was fitted, so there is nothing to save in {args.save}; see the note above."
+            )
+        fitted[0].save(args.save)
+        print(f"calibrator saved to {args.save}", file=sys.stderr)
+    return 0
+
+
+def _chosen(args: argparse.Namespace, table: ScoreTable) -> dict[str, Calibrator]:
+    from lm_eval_proca.experiments.calibrate import calibrators_of_run, make_calibrators
+
+    params = calibrator_params(args.param)
+    return (
+        make_calibrators(names([args.calibrators]), params) if args.calibrators else calibrators_of_run(table, params)
+    )
+
+
+def _headline(table: ScoreTable) -> str:
+    known = table.metadata
+    parts = [str(known.get("task")), PurePath(str(known.get("model", ""))).name]
+    parts += [f"{known['num_fewshot']}-shot"] if known.get("num_fewshot") is not None else []
+    parts += [f"seed {known['seed']}"] if known.get("seed") is not None else []
+    evaluated, estimated = (int((table.role == role).sum()) for role in ("eval", "estimate"))
+    parts.append(f"{evaluated} evaluation rows, {len(table.labels)} labels")
+    if estimated:
+        parts.append(f"{estimated} estimate rows ({known.get('estimate_source', 'unknown source')})")
+    return ", ".join(part for part in parts if part)
+
+
+def _notes(table: ScoreTable, calibrators: dict[str, Calibrator]) -> list[str]:
+    from lm_eval_proca.experiments.calibrate import can_fit, has_estimate_set
+
+    notes = []
+    if not has_estimate_set(table):
+        notes.append("without an estimate set, calibrators were fitted on the unlabeled evaluation rows themselves.")
+    for name, calibrator in calibrators.items():
+        if not can_fit(calibrator, table):
+            notes.append(
+                f"{name} is not possible: it needs scores of content-free inputs, which only a score table has."
+            )
+    if table.metadata.get("labels_are_positions"):
+        notes.append("the choices differ from document to document, so what is calibrated is their position.")
+    return notes
+
+
+def _printed(row: Measured) -> dict[str, str]:
+    intervals = {
+        HEADINGS[name]: f"{value:.4f} [{low:.3f}, {high:.3f}]" for name, (value, low, high) in row.measures.items()
+    }
+    return {"calibrator": row.name, **intervals}
+
+
+def _row(file: str, table: ScoreTable, row: Measured) -> dict[str, Any]:
+    from lm_eval_proca.experiments.calibrate import role_to_fit
+
+    known = table.metadata
+    numbers = {
+        f"{name}{suffix}": number
+        for name, interval in row.measures.items()
+        for suffix, number in zip(("", "_low", "_high"), interval, strict=True)
+    }
+    return {
+        "file": file,
+        **{key: known.get(key) for key in ("model", "task", "num_fewshot", "seed")},
+        "eval_rows": int((table.role == "eval").sum()),
+        "calibrator": row.name,
+        "fitted_on": None if row.calibrator is None else role_to_fit(row.calibrator, table),
+        "params": {} if row.calibrator is None else row.calibrator.get_params(),
+        **numbers,
+        "fit": None if row.calibrator is None else row.calibrator.fit_report(),
+    }

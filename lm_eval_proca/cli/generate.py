@@ -1,0 +1,88 @@
+"""``lm-eval-proca generate``: let the model write the unlabeled inputs that calibration needs."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from lm_eval_proca.cli.options import key_values, positive, whole_number
+
+HELP = "write an estimate set with the model itself, from two labeled examples per class (ProCa-g)"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--task", required=True, help="the calibrated task to write inputs for, e.g. proca_sst2")
+    add("--model", default="hf-shared-prefix", help="lm-eval's name of the backend (default: %(default)s)")
+    add(
+        "--model_args",
+        nargs="+",
+        required=True,
+        metavar="KEY=VALUE",
+        help="as for lm_eval, e.g. pretrained=NAME,dtype=float16",
+    )
+    add(
+        "--batch_size",
+        default=64,
+        help="rows that are written together; part of what decides the file (default: %(default)s)",
+    )
+    add("--device", help="as for lm_eval, e.g. cuda:0 or cpu")
+    add("--size", type=positive, metavar="N", help="inputs wanted (default: the task's own estimate size)")
+    add("--seed", type=whole_number, default=0, help="of the demonstrations and of sampling (default: %(default)s)")
+    add("--per_class", type=positive, metavar="N", help="labeled examples per class (default: 2; 1 from ten labels on)")
+    add("--temperature", type=float, default=1.0, help="of sampling (default: %(default)s)")
+    add("--most", type=positive, metavar="N", help="generations after which to stop anyway (default: 4 x size)")
+    add(
+        "--metadata",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="proca.KEY=VALUE",
+        help="settings of the task, as for lm_eval",
+    )
+    add("--include_path", action="append", default=[], metavar="DIR", help="folder with task YAMLs of your own")
+    add("--output", required=True, metavar="FILE", help="JSON Lines file, for --metadata proca.estimate_file=FILE")
+
+
+def run(args: argparse.Namespace) -> int:
+    from lm_eval.utils import setup_logging
+
+    from lm_eval_proca.experiments.cell import Cell, Model, settings_from_metadata
+    from lm_eval_proca.experiments.generation import Generation, default_per_class, generate
+    from lm_eval_proca.experiments.runner import load_task
+    from lm_eval_proca.experiments.task_files import find_single_task
+
+    setup_logging("ERROR")  # LMEVAL_LOG_LEVEL, if set, wins: the progress would be buried
+    name, file = find_single_task(args.task, args.include_path)
+    settings = settings_from_metadata(key_values(args.metadata, "--metadata"))
+    task = load_task(Cell(name, 0, args.seed, settings=settings), file, {})
+    model_args = key_values(args.model_args, "--model_args")
+    model = Model(args.model, model_args, batch_size=args.batch_size, device=args.device)
+    size = args.size or task.settings.estimate_size
+    wanted = Generation(
+        size=size,
+        seed=args.seed,
+        per_class=args.per_class or default_per_class(len(task.labels)),
+        temperature=args.temperature,
+        most=args.most or 4 * size,
+    )
+    try:
+        done = generate(task, model, wanted, args.output)
+    except KeyboardInterrupt:
+        print("\nInterrupted. What was written is kept; the same command goes on from here.", file=sys.stderr)
+        return 130
+    print(summary(done, args.output))
+    return 0 if done["rows"] == size else 1
+
+
+def summary(done: dict, output: str) -> str:
+    """One sentence on what was kept and why the rest was not."""
+    counts, total = done["counts"], done["generations"]
+    dropped = ", ".join(f"{count} {reason}" for reason, count in counts.items() if reason != "kept" and count)
+    sentence = (
+        f"{done['rows']} inputs for {done['task']} in {output}: {counts['kept']} of {total} generations were usable "
+        f"({counts['kept'] / total:.0%}){f', dropped were {dropped}' if dropped else ''}."
+    )
+    if done["rows"] < done["size"]:
+        sentence += f" {done['size']} were wanted: raise --most, or use what there is."
+    return sentence

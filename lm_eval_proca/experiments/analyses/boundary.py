@@ -1,0 +1,122 @@
+"""Decision boundaries of two-label tasks (section 2 of the paper, Figures 2 and 3).
+
+With two labels everything happens on one line: P(positive), where "positive" is the label of index 1. The
+conventional boundary is 0.5; a calibrator's boundary lies wherever its prediction changes along the line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from scipy.special import expit, log_expit
+
+from lm_eval_proca.experiments.analyses.rows import Row, need_two_labels, prompt_of
+from lm_eval_proca.experiments.calibrate import RAW, accuracy_of, can_fit, fit
+from lm_eval_proca.scores import ScoreTable
+
+if TYPE_CHECKING:
+    from lm_eval_proca.calibration.base import Calibrator
+
+CONVENTIONAL = 0.5
+NUMBER_OF_THRESHOLDS = 41
+
+
+def positive_log_odds(table: ScoreTable, role: str = "eval") -> np.ndarray:
+    """log P(positive) / P(negative) of each row."""
+    scores = table.scores_of(role)
+    return scores[:, 1] - scores[:, 0]
+
+
+def decision_boundaries(calibrator: Calibrator, low: float, high: float, *, steps: int = 4000) -> list[float]:
+    """Every P(positive) between two log-odds at which the prediction of a fitted calibrator changes.
+
+    Two Gaussians of unequal width meet twice, so ProCa may have two.
+    """
+
+    def predict(log_odds: np.ndarray) -> np.ndarray:
+        return calibrator.predict(np.column_stack([log_expit(-log_odds), log_expit(log_odds)]))
+
+    line = np.linspace(low, high, steps)
+    predicted = predict(line)
+    changes = np.flatnonzero(predicted[1:] != predicted[:-1])
+    left, right, before = line[changes], line[changes + 1], predicted[changes]
+    for _ in range(30):
+        middle = (left + right) / 2
+        same = predict(middle) == before if len(middle) else np.zeros(0, dtype=bool)
+        left, right = np.where(same, middle, left), np.where(same, right, middle)
+    return [float(p) for p in expit((left + right) / 2)]
+
+
+def compare_boundaries(tables: Sequence[ScoreTable], calibrators: Mapping[str, Calibrator]) -> list[Row]:
+    """Figure 2: per prompt and method, the boundary and the accuracy it gives."""
+    rows = []
+    for table in tables:
+        need_two_labels(table, "boundaries")
+        odds = positive_log_odds(table)
+        common = prompt_of(table)
+        rows.append({**common, "calibrator": RAW, "boundaries": [CONVENTIONAL], "accuracy": accuracy_of(table)})
+        for name, calibrator in calibrators.items():
+            if can_fit(calibrator, table):
+                fitted = fit(calibrator, table)
+                found = decision_boundaries(fitted, float(odds.min()), float(odds.max()))
+                rows.append({**common, "calibrator": name, "boundaries": found, "accuracy": accuracy_of(table, fitted)})
+    return rows
+
+
+def score_clouds(tables: Sequence[ScoreTable]) -> list[Row]:
+    """Figure 2: P(positive) of every evaluation row, with the word of its true label."""
+    rows = []
+    for table in tables:
+        need_two_labels(table, "boundaries")
+        common = prompt_of(table)
+        for probability, label in zip(expit(positive_log_odds(table)), table.gold_of("eval"), strict=True):
+            rows.append({**common, "label": int(label), "word": table.labels[label], "p_positive": float(probability)})
+    return rows
+
+
+def accuracy_over_thresholds(
+    tables: Sequence[ScoreTable], calibrators: Mapping[str, Calibrator], thresholds: Sequence[float] | None = None
+) -> list[Row]:
+    """Figure 3: accuracy when a row is positive if P(positive) exceeds the threshold, for a grid of thresholds.
+
+    By default 41 thresholds, evenly spaced in log-odds over the scores of all tables (but for the most extreme of a
+    hundred), with 0.5 in the middle. Every row also says which threshold of *all* would have been best (the
+    supervised ceiling, which needs labels), and what ProCa reaches without labels.
+    """
+    rows = []
+    for table in tables:
+        need_two_labels(table, "thresholds")
+    if thresholds is None:
+        reach = max(float(np.quantile(np.abs(positive_log_odds(table)), 0.99)) for table in tables)
+        thresholds = expit(np.linspace(-reach, reach, NUMBER_OF_THRESHOLDS)).tolist()
+    for table in tables:
+        probability, positive = expit(positive_log_odds(table)), table.gold_of("eval") == 1
+        best_threshold, best_accuracy = best_possible_threshold(probability, positive)
+        fitted = fit(calibrators["proca"], table)
+        odds = positive_log_odds(table)
+        common = {
+            **prompt_of(table),
+            "conventional_accuracy": accuracy_of(table),
+            "best_threshold": best_threshold,
+            "best_accuracy": best_accuracy,
+            "proca_boundaries": decision_boundaries(fitted, float(odds.min()), float(odds.max())),
+            "proca_accuracy": accuracy_of(table, fitted),
+        }
+        for threshold in thresholds:
+            accuracy = float(np.mean((probability > threshold) == positive))
+            rows.append({**common, "threshold": float(threshold), "accuracy": accuracy})
+    return rows
+
+
+def best_possible_threshold(probability: np.ndarray, positive: np.ndarray) -> tuple[float, float]:
+    """The threshold with the highest accuracy of all, and that accuracy."""
+    order = np.argsort(probability, kind="stable")
+    values, hits = probability[order], positive[order]
+    # right[k]: accuracy when the k lowest rows are called negative and the others positive.
+    right = (np.concatenate([[0], np.cumsum(~hits)]) + np.concatenate([np.cumsum(hits[::-1])[::-1], [0]])) / len(hits)
+    edges = np.concatenate([[0.0], (values[1:] + values[:-1]) / 2, [1.0]])
+    usable = np.concatenate([[True], values[1:] > values[:-1], [True]])
+    best = int(np.argmax(np.where(usable, right, -1.0)))
+    return float(edges[best]), float(right[best])

@@ -1,0 +1,64 @@
+"""The runs that each of the paper's analyses needs, as cells that resume where they stopped."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from lm_eval_proca.experiments.cell import Cell
+
+SEEDS = (0, 1, 2, 3, 4)
+"""The paper averages over five prompts."""
+
+PROPORTION_SHOTS = 8
+ORDERS = 12
+"""Figure 6: the orders of demonstrations per proportion."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Every task at every number of shots under every seed, with the same settings."""
+
+    tasks: tuple[str, ...]
+    shots: tuple[int, ...] = (4,)
+    seeds: tuple[int, ...] = SEEDS
+    settings: tuple[tuple[str, Any], ...] = ()
+
+    def cells(self, limit: int | None = None) -> list[Cell]:
+        return [
+            Cell(task, num_fewshot=shots, seed=seed, limit=limit, settings=self.settings)
+            for task in self.tasks
+            for shots in self.shots
+            for seed in self.seeds
+        ]
+
+
+@dataclass(frozen=True)
+class ProportionPlan(Plan):
+    """The same cells for every proportion of positive demonstrations and every order of them (two labels)."""
+
+    orders: int = ORDERS
+
+    def cells(self, limit: int | None = None) -> list[Cell]:
+        return [
+            Cell(task, num_fewshot=shots, seed=seed, limit=limit, settings=(*self.settings, *varied))
+            for task in self.tasks
+            for shots in self.shots
+            for seed in self.seeds
+            for positives in range(shots + 1)
+            for order in range(self.orders)
+            for varied in [(("demonstration_counts", f"{shots - positives}/{positives}"), ("order_seed", order))]
+        ]
+
+
+PAPER: dict[str, Plan] = {
+    "boundaries": Plan(("proca_sst2",), seeds=(0, 1)),
+    "thresholds": Plan(("proca_sst2",), seeds=(0, 1, 2, 3)),
+    "templates": Plan(tuple(f"proca_sst2_template{k}" for k in range(1, 10))),
+    # 450 rows of one label at the most extreme level of 500: the pool must hold that many of each label.
+    "imbalance": Plan(("proca_sst2", "proca_subj"), settings=(("estimate_size", 1200),)),
+    "proportions": ProportionPlan(("proca_sst2",), shots=(PROPORTION_SHOTS,), seeds=(0,)),
+    "selection": Plan(("proca_agnews", "proca_dbpedia"), shots=(0, 1, 4, 8)),
+    "size": Plan(("proca_sst2", "proca_mr", "proca_subj", "proca_agnews", "proca_trec"), seeds=(0,)),
+    "formats": Plan(("proca_sst2", "proca_agnews", "proca_ap"), shots=(0, 4)),
+}

@@ -1,0 +1,306 @@
+"""Estimate sets that the model writes itself (section 4.5 of the paper, ProCa-g).
+
+A few labeled demonstrations, in ever new orders, are shown to the model, which goes on with inputs of its own. What
+it writes is cut at the borders of the task's template into the task's own fields. Rounds are kept as they come, so an
+interrupted generation goes on where it stopped and ends with the same file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from tqdm import tqdm
+
+import lm_eval_proca
+from lm_eval_proca.errors import TaskError
+from lm_eval_proca.experiments.cell import Cell, Model
+from lm_eval_proca.experiments.runner import Evaluate, evaluate_cell, load_task
+from lm_eval_proca.harness.estimate import ESTIMATE_FILE_KEY, without_label
+from lm_eval_proca.harness.gather import compute_once
+from lm_eval_proca.harness.sampler import OnePromptSampler
+
+if TYPE_CHECKING:
+    from lm_eval_proca.harness.task import CalibratedTask
+
+KIND = "generated estimate set"
+MANY_LABELS = 10
+"""From this many labels on, one demonstration per class is shown instead of two (the paper's rule for DBPedia)."""
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What decides a generated estimate set, apart from the task and the model."""
+
+    size: int
+    seed: int = 0
+    per_class: int = 2
+    temperature: float = 1.0
+    round_size: int = 64
+    most: int = 2000
+    """Generations after which to stop, whatever was kept."""
+
+
+class Template:
+    """The literal text around a task's fields: `head field_1 border_1 … field_n border_n label`."""
+
+    def __init__(self, task: CalibratedTask) -> None:
+        names = task.settings.text_fields
+        marks = {name: f"\u27e6{number}\u27e7" for number, name in enumerate(names)}
+        text = str(task.doc_to_text({**without_label(task.eval_docs[0], None), **marks}))
+        for name, mark in marks.items():
+            if text.count(mark) != 1:
+                raise TaskError(
+                    f"{task.config.task}: doc_to_text shows the field {name} {text.count(mark)} times; inputs can be "
+                    f"generated only for templates that show every text field once."
+                )
+        self.fields = tuple(sorted(names, key=lambda name: text.index(marks[name])))
+        self.head = text[: text.index(marks[self.fields[0]])].rstrip()
+        self.borders: list[str] = []
+        for name, following in zip(self.fields, (*self.fields[1:], None), strict=True):
+            after = text.index(marks[name]) + len(marks[name])
+            border = text[after : text.index(marks[following]) if following else len(text)]
+            self.borders.append(border.rstrip(" "))
+
+    def cut(self, continuation: str) -> tuple[dict[str, str], str] | None:
+        """Fields and label of a continuation of the head; None where a border is missing."""
+        fields = {}
+        rest = continuation
+        for name, border in zip(self.fields, self.borders, strict=True):
+            text, found, rest = rest.partition(border)
+            if not found:
+                return None
+            fields[name] = text.strip()
+        return fields, rest.strip().partition("\n")[0].strip()
+
+
+def default_per_class(labels: int) -> int:
+    """Two labeled examples per class, one for DBPedia (section 4.5)."""
+    return 1 if labels >= MANY_LABELS else 2
+
+
+def generate(
+    task: CalibratedTask, model: Model, wanted: Generation, path: str | os.PathLike[str], *, progress: bool = True
+) -> dict[str, Any]:
+    """Write an estimate set for `task` to `path`, or go on with one that was begun; returns its provenance."""
+    path = Path(path)
+    template = Template(task)
+    demonstrations = _demonstrations(task, wanted)
+    origin = {
+        "kind": KIND,
+        "task": task.config.task,
+        "model": model.name,
+        "model_args": {key: str(value) for key, value in model.public_args.items()},
+        "batch_size": model.batch_size,
+        "labels": task.labels,
+        "demonstrations": demonstrations,
+        **asdict(wanted),
+        "max_gen_toks": _longest(demonstrations),
+        "lm_eval_proca": lm_eval_proca.__version__,
+    }
+    finished = _provenance(path)
+    if finished is not None:
+        if {key: finished.get(key) for key in origin} != origin:
+            raise TaskError(f"{path} holds another estimate set (other model, seed or settings); choose another file.")
+        return finished
+
+    rounds = _Rounds(path.with_name(f"{path.name}.partial"), origin)
+    rows, counts = _select(rounds.texts, template, demonstrations, task)
+    with tqdm(
+        total=wanted.size, initial=min(len(rows), wanted.size), desc=f"{task.config.task}: kept", disable=not progress
+    ) as bar:
+        while len(rows) < wanted.size and len(rounds.texts) < wanted.most:
+            number = len(rounds)
+            prompts = _prompts(task, template, demonstrations, number, wanted)
+            rounds.add(_continuations(model, task, prompts, number, origin))
+            rows, counts = _select(rounds.texts, template, demonstrations, task)
+            bar.update(min(len(rows), wanted.size) - bar.n)
+    rows = rows[: wanted.size]
+    provenance = {**origin, "generations": len(rounds.texts), "rows": len(rows), "counts": counts}
+    _write(path, [{ESTIMATE_FILE_KEY: provenance}, *rows])
+    rounds.path.unlink()
+    return provenance
+
+
+def with_generated_estimate(cell: Cell, model: Model, output_dir: str | os.PathLike[str]) -> Cell:
+    """The same cell, fitted on inputs that its model writes; all numbers of shots of a seed share them."""
+    file = Path(output_dir) / model.name / "generated" / f"{cell.task}-seed{cell.seed}.jsonl"
+    return replace(cell, settings=(*cell.settings, ("estimate_file", file)))
+
+
+def generating_cells(task_files: Mapping[str, Path]) -> Evaluate:
+    """Cells that write their estimate set first, unless an earlier cell has."""
+
+    def evaluate(cell: Cell, model: Model, folder: Path) -> Mapping[str, float]:
+        task = load_task(cell, task_files[cell.task], {})
+        size = task.settings.estimate_size
+        wanted = Generation(size, seed=cell.seed, per_class=default_per_class(len(task.labels)), most=4 * size)
+        # One process writes; sampled text would differ between processes that share the work.
+        compute_once(lambda: generate(task, model, wanted, dict(cell.settings)["estimate_file"], progress=False))
+        return evaluate_cell(cell, model, folder, task_files[cell.task])
+
+    return evaluate
+
+
+# ------------------------------------------------------------------ prompts
+
+
+def _demonstrations(task: CalibratedTask, wanted: Generation) -> list[dict[str, str]]:
+    """Labeled examples from the few-shot split; rows that are evaluated are never among them."""
+    labels = len(task.labels)
+    sampler = OnePromptSampler(
+        task.sampler.df,
+        task=str(task.config.task),
+        allowed=task.sampler.allowed,
+        label_of=task.sampler.label_of,
+        counts=[wanted.per_class] * labels,
+    ).set_rnd(wanted.seed)
+    return [
+        {
+            **{name: str(row[name]).strip() for name in task.settings.text_fields},
+            "text": str(task.doc_to_text(row)),
+            "label": task.labels[task.sampler.label_of(row)],
+        }
+        for row in sampler.sample(wanted.per_class * labels)
+    ]
+
+
+def _prompts(
+    task: CalibratedTask,
+    template: Template,
+    demonstrations: Sequence[Mapping[str, str]],
+    number: int,
+    wanted: Generation,
+) -> list[str]:
+    rnd = Random(f"round-{wanted.seed}-{number}")
+    config = task.config
+    prompts = []
+    for _ in range(wanted.round_size):
+        order = rnd.sample(demonstrations, len(demonstrations))
+        shown = "".join(f"{d['text']}{config.target_delimiter}{d['label']}{config.fewshot_delimiter}" for d in order)
+        prompts.append(f"{config.description or ''}{shown}{template.head}")
+    return prompts
+
+
+def _longest(demonstrations: Iterable[Mapping[str, str]]) -> int:
+    """Tokens to allow: a token has about four characters, and an input may be twice as long as the longest shown."""
+    return max(32, max(len(d["text"]) for d in demonstrations) // 2)
+
+
+def _continuations(
+    model: Model, task: CalibratedTask, prompts: Sequence[str], number: int, origin: Mapping[str, Any]
+) -> list[str]:
+    import torch
+    from lm_eval.api.instance import Instance
+
+    options = {
+        "until": [task.config.fewshot_delimiter],
+        "do_sample": True,
+        "temperature": origin["temperature"],
+        "max_gen_toks": origin["max_gen_toks"],
+    }
+    requests = [
+        Instance(request_type="generate_until", doc={}, arguments=(prompt, dict(options)), idx=i)
+        for i, prompt in enumerate(prompts)
+    ]
+    lm = model.load()
+    torch.manual_seed(Random(f"sampling-{origin['seed']}-{number}").getrandbits(63))
+    return list(lm.generate_until(requests, disable_tqdm=True))
+
+
+# ------------------------------------------------------------------ rows
+
+
+def _select(
+    texts: Sequence[str], template: Template, demonstrations: Sequence[Mapping[str, str]], task: CalibratedTask
+) -> tuple[list[dict[str, str]], dict[str, int]]:
+    """The usable inputs in the order they were written, and what became of each generation."""
+    shown = {tuple(d[name] for name in template.fields) for d in demonstrations}
+    seen: set[tuple[str, ...]] = set()
+    counts: Counter[str] = Counter(kept=0, empty=0, truncated=0, copied=0, duplicate=0)
+    rows = []
+    for text in texts:
+        parts = template.cut(text)
+        if parts is None or any("\n" in value for value in parts[0].values()):
+            counts["truncated"] += 1
+            continue
+        fields, label = parts
+        content = tuple(fields[name] for name in template.fields)
+        if not all(content):
+            counts["empty"] += 1
+        elif content in shown or tuple(fields[name] for name in task.settings.text_fields) in task.evaluated_texts:
+            counts["copied"] += 1
+        elif content in seen:
+            counts["duplicate"] += 1
+        else:
+            seen.add(content)
+            counts["kept"] += 1
+            rows.append({**fields, "generated_label": label})
+    return rows, dict(counts)
+
+
+class _Rounds:
+    """What the model has written so far, one JSON line per round; a line that was cut off never happened."""
+
+    def __init__(self, path: Path, origin: Mapping[str, Any]) -> None:
+        self.path = path
+        self._rounds: list[list[str]] = []
+        whole = b""
+        if path.exists():
+            content = path.read_bytes()
+            whole = content[: content.rfind(b"\n") + 1]
+        if whole:
+            begun, *rounds = (json.loads(line) for line in whole.splitlines())
+            if begun != json.loads(json.dumps(origin)):
+                raise TaskError(
+                    f"{path} was begun with another model, seed or settings; delete it or choose another file."
+                )
+            self._rounds = rounds
+            with open(path, "r+b") as file:
+                file.truncate(len(whole))
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _append(path, origin, mode="wb")
+
+    def __len__(self) -> int:
+        return len(self._rounds)
+
+    @property
+    def texts(self) -> list[str]:
+        return [text for texts in self._rounds for text in texts]
+
+    def add(self, texts: list[str]) -> None:
+        _append(self.path, texts, mode="ab")
+        self._rounds.append(texts)
+
+
+def _append(path: Path, value: Any, *, mode: str) -> None:
+    with open(path, mode) as file:
+        file.write(json.dumps(value, ensure_ascii=False).encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _provenance(path: Path) -> dict[str, Any] | None:
+    if not path.exists():
+        return None
+    with open(path, encoding="utf-8") as file:
+        try:
+            return dict(json.loads(file.readline())[ESTIMATE_FILE_KEY])
+        except (ValueError, KeyError, TypeError) as error:
+            raise TaskError(f"{path} is there but is no generated estimate set; choose another file.") from error
+
+
+def _write(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    unfinished = path.with_name(f".{path.name}.tmp")
+    with open(unfinished, "w", encoding="utf-8") as file:
+        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.replace(path)

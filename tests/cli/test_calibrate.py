@@ -1,0 +1,201 @@
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lm_eval_proca import PrototypicalCalibrator, load_calibrator
+from lm_eval_proca.cli import main
+from lm_eval_proca.scores import ScoreTable
+from tests.conftest import ROOT
+from tests.score_tables import made_table
+
+Output = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def table_file(tmp_path: Path) -> Path:
+    return made_table().save(tmp_path / "scores" / "sst2.parquet")
+
+
+def printed_accuracies(text: str) -> dict[str, str]:
+    return dict(re.findall(r"^(\w+) +(\d\.\d{4}) \[", text, flags=re.MULTILINE))
+
+
+@pytest.fixture(scope="module")
+def finished_run(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, float]]:
+    """A run of lm-eval with random scores: its score table and the accuracies in its results."""
+    import lm_eval
+    from lm_eval.tasks import TaskManager
+
+    folder = tmp_path_factory.mktemp("scores")
+    settings = {"proca.data_dir": str(data_dir), "proca.scores_dir": str(folder), "proca.estimate_size": 80}
+    manager = TaskManager(include_path=str(ROOT / "task_configs"), include_defaults=False, metadata=settings)
+    results = lm_eval.simple_evaluate(
+        model="dummy", tasks=["proca_sst2"], num_fewshot=2, task_manager=manager, bootstrap_iters=0
+    )
+    [path] = folder.glob("*.parquet")
+    found = results["results"]["proca_sst2"]
+    return path, {key.removeprefix("acc,"): value for key, value in found.items() if key.startswith("acc,")}
+
+
+def test_accuracies_are_exactly_those_of_the_run(
+    finished_run: tuple[Path, dict], capsys: Output, tmp_path: Path
+) -> None:
+    path, accuracies = finished_run
+    assert main(["calibrate", str(path), "--output", str(tmp_path / "out.json")]) == 0
+    assert set(accuracies) == {"none", "bc", "conca", "proca"}
+    assert printed_accuracies(capsys.readouterr().out) == {name: f"{value:.4f}" for name, value in accuracies.items()}
+    written = json.loads((tmp_path / "out.json").read_text())
+    assert {row["calibrator"]: row["accuracy"] for row in written} == accuracies
+
+
+def test_what_is_printed_says_where_the_numbers_come_from(table_file: Path, capsys: Output) -> None:
+    assert main(["calibrate", str(table_file.parent)]) == 0
+    printed = capsys.readouterr().out
+    assert (
+        "proca_sst2, made-model, 4-shot, seed 0, 200 evaluation rows, 2 labels, 300 estimate rows (split:train)"
+        in printed
+    )
+    assert str(table_file) in printed
+    assert re.search(r"calibrator +accuracy +macro-F1 +Brier +ECE", printed)
+    assert "note:" not in printed
+
+
+def test_chosen_calibrators_with_chosen_parameters(table_file: Path, capsys: Output, tmp_path: Path) -> None:
+    output = tmp_path / "out.json"
+    command = [
+        "calibrate",
+        str(table_file),
+        "--calibrators",
+        "proca,bc",
+        "--param",
+        "proca.n_init=4",
+        "proca.selection=likelihood",
+    ]
+    assert main([*command, "--output", str(output)]) == 0
+    assert list(printed_accuracies(capsys.readouterr().out)) == ["none", "proca", "bc"]
+    [row] = [row for row in json.loads(output.read_text()) if row["calibrator"] == "proca"]
+    assert (row["params"]["n_init"], row["params"]["selection"]) == (4, "likelihood")
+    assert row["fit"]["restarts"] == 4
+    assert row["accuracy_low"] <= row["accuracy"] <= row["accuracy_high"]
+
+
+def test_csv_holds_the_numbers_of_all_files(table_file: Path, tmp_path: Path) -> None:
+    other = made_table("proca_trec", labels=6, seed=3).save(tmp_path / "trec.parquet")
+    output = tmp_path / "numbers" / "out.csv"
+    assert main(["calibrate", str(table_file), str(other), "--calibrators", "bc", "--output", str(output)]) == 0
+    with output.open(newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    assert [(row["task"], row["calibrator"], row["fitted_on"]) for row in rows] == [
+        ("proca_sst2", "none", ""),
+        ("proca_sst2", "bc", "estimate"),
+        ("proca_trec", "none", ""),
+        ("proca_trec", "bc", "estimate"),
+    ]
+    table = ScoreTable.load(other)
+    raw = (table.scores_of("eval").argmax(axis=1) == table.gold_of("eval")).mean()
+    assert float(rows[2]["accuracy"]) == raw
+
+
+def test_samples_of_a_task_without_our_class(
+    tmp_path: Path, capsys: Output, write_samples: Callable[[Path, ScoreTable], None]
+) -> None:
+    table = made_table(eval_rows=80)
+    path = tmp_path / "samples_sst2_2025-01-01T00-00-00.000000.jsonl"
+    write_samples(path, table)
+    assert main(["calibrate", str(path), "--param", "proca.n_init=4"]) == 0
+    printed = capsys.readouterr().out
+    expected = PrototypicalCalibrator(n_init=4).fit(table.scores_of("eval")).predict(table.scores_of("eval"))
+    assert printed_accuracies(printed)["proca"] == f"{(expected == table.gold_of('eval')).mean():.4f}"
+    assert "fitted on the unlabeled evaluation rows themselves" in printed
+    assert "conca is not possible" in printed
+    assert list(printed_accuracies(printed)) == ["none", "bc", "proca"]
+
+
+@pytest.fixture
+def write_samples() -> Callable[[Path, ScoreTable], None]:
+    def write(path: Path, table: ScoreTable) -> None:
+        lines = []
+        for k, (scores, gold) in enumerate(zip(table.scores_of("eval"), table.gold_of("eval"), strict=True)):
+            responses = [[[str(score), "False"]] for score in scores.tolist()]
+            arguments = {f"gen_args_{n}": {"arg_0": "a prompt", "arg_1": f" {w}"} for n, w in enumerate(table.labels)}
+            lines.append(
+                {
+                    "doc_id": k,
+                    "doc": {},
+                    "target": str(gold),
+                    "arguments": arguments,
+                    "resps": responses,
+                    "filtered_resps": [r[0] for r in responses],
+                    "filter": "none",
+                }
+            )
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--save", "x.json"], "--save keeps one calibrator, these would be 3"),
+        (["--param", "n_init=3"], "not of the form CALIBRATOR.NAME=VALUE"),
+        (["--param", "proca.n_init=0", "--calibrators", "proca"], "n_init"),
+        (["--calibrators", "bc", "--output", "x.txt"], "must end in .csv or .json"),
+    ],
+)
+def test_mistakes_end_in_one_sentence(table_file: Path, capsys: Output, arguments: list[str], message: str) -> None:
+    assert main(["calibrate", str(table_file), *arguments]) == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("lm-eval-proca calibrate: ")
+    assert message in line
+
+
+def test_a_saved_calibrator_predicts_what_was_measured(table_file: Path, tmp_path: Path, capsys: Output) -> None:
+    saved = tmp_path / "sst2.proca"
+    assert main(["calibrate", str(table_file), "--calibrators", "proca", "--save", str(saved)]) == 0
+    table = ScoreTable.load(table_file)
+    predicted = load_calibrator(saved).predict(table.scores_of("eval"))
+    measured = printed_accuracies(capsys.readouterr().out)["proca"]
+    assert measured == f"{(predicted == table.gold_of('eval')).mean():.4f}"
+
+
+def test_no_language_model_library_is_imported(table_file: Path) -> None:
+    code = (
+        "import sys; from lm_eval_proca.cli import main; assert main(sys.argv[1:]) == 0;"
+        "assert not {'lm_eval', 'torch', 'transformers', 'datasets', 'matplotlib'} & set(sys.modules)"
+    )
+    subprocess.run(
+        [sys.executable, "-c", code, "calibrate", str(table_file)], check=True, capture_output=True, cwd=ROOT
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("labels", "estimate_rows", "seconds"), [(2, 500, 2.0), (14, 3000, 10.0)])
+def test_a_score_table_is_calibrated_in_seconds(
+    tmp_path: Path, labels: int, estimate_rows: int, seconds: float
+) -> None:
+    """One process from start to end, on the paper's sizes.
+
+    Processor time, because machines that test are shared; half as much again, because that slows it too.
+    """
+    filters = {name: [{"function": name}] for name in ("bc", "conca", "proca")}
+    path = made_table(labels=labels, eval_rows=872, estimate_rows=estimate_rows, filters=filters).save(
+        tmp_path / "t.parquet"
+    )
+    code = (
+        "import sys, time; from lm_eval_proca.cli import main; assert main(sys.argv[1:]) == 0;"
+        "print(time.process_time(), file=sys.stderr)"
+    )
+    command = [sys.executable, "-c", code, "calibrate", str(path)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    ran = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT, env=environment)
+    assert float(ran.stderr) < 1.5 * seconds

@@ -1,0 +1,59 @@
+"""Score tables with known truth: a label adds to its own score, the prompt pulls everything to the last label."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from lm_eval_proca.scores import NO_GOLD, ScoreTable
+
+
+def made_table(
+    task: str = "proca_sst2",
+    *,
+    shots: int = 4,
+    seed: int = 0,
+    labels: int = 2,
+    bias: float = 2.0,
+    separation: float = 2.5,
+    eval_rows: int = 200,
+    estimate_rows: int = 300,
+    **metadata: Any,
+) -> ScoreTable:
+    rng = np.random.default_rng([seed, shots, labels])
+
+    def draw(n: int) -> tuple[np.ndarray, np.ndarray]:
+        gold = rng.integers(labels, size=n)
+        scores = rng.normal(-4.0, 1.0, (n, 1)) + rng.normal(0.0, 0.7, (n, labels))
+        scores[np.arange(n), gold] += separation
+        scores[:, -1] += bias
+        return gold, scores
+
+    eval_gold, eval_scores = draw(eval_rows)
+    estimate_gold, estimate_scores = draw(estimate_rows)
+    content_free = np.full((3, labels), -5.0)
+    content_free[:, -1] += bias / 2
+    role = np.repeat(["eval", "estimate", "content_free"], [eval_rows, estimate_rows, 3])
+    return ScoreTable(
+        role=role,
+        index=np.concatenate([np.arange(eval_rows), np.arange(estimate_rows), np.arange(3)]),
+        gold=np.concatenate([eval_gold, np.full(estimate_rows + 3, NO_GOLD)]),
+        estimate_gold=np.concatenate([np.full(eval_rows, NO_GOLD), estimate_gold, np.full(3, NO_GOLD)]),
+        scores=np.vstack([eval_scores, estimate_scores, content_free]),
+        metadata={
+            "task": task,
+            "model": "somewhere/made-model",
+            "num_fewshot": shots,
+            "seed": seed,
+            "labels": ["Negative", "Positive"] if labels == 2 else [f"label{k}" for k in range(labels)],
+            "estimate_source": "split:train",
+            "filters": {
+                "none": [{"function": "take_first"}],
+                "bc": [{"function": "bc"}],
+                "conca": [{"function": "conca"}],
+                "proca": [{"function": "proca", "n_init": 5}],
+            },
+            **metadata,
+        },
+    )
