@@ -9,7 +9,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lm_eval_proca.cli.options import add_param_option, calibrator_params, key_values, names, positive, whole_number
+from lm_eval_proca.cli.options import (
+    add_backend_options,
+    add_param_option,
+    calibrator_params,
+    key_values,
+    names,
+    positive,
+    whole_number,
+)
 from lm_eval_proca.errors import ResultsError
 from lm_eval_proca.experiments.analyses import ANALYSES, NOTES
 
@@ -42,16 +50,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_param_option(parser)
 
     runs = parser.add_argument_group("instead of FILE, runs with a model (start again after any interruption)")
+    add_backend_options(runs, batch_size="auto")
     add = runs.add_argument
-    add("--model", default="hf-shared-prefix", help="lm-eval's name of the backend (default: %(default)s)")
     add("--model_args", nargs="+", metavar="KEY=VALUE", help="as for lm_eval, e.g. pretrained=NAME,dtype=float16")
     add("--tasks", nargs="+", help="other tasks than the paper's")
     add("--num_fewshot", nargs="+", type=whole_number, metavar="N", help="other numbers of shots than the paper's")
     add("--seeds", nargs="+", type=whole_number, metavar="S", help="other seeds (prompts) than 0 1 2 ...")
     add("--limit", type=positive, metavar="N", help="evaluate only N documents per run")
-    add("--batch_size", help="as for lm_eval: a number, auto or auto:N")
-    add("--device", help="as for lm_eval, e.g. cuda:0 or cpu")
-    add("--metadata", nargs="+", action="extend", default=[], metavar="proca.KEY=VALUE", help="settings for every run")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     model = {"pretrained": args.pretrained} if args.pretrained else packaged_model()
     command = ["--model", args.model, "--model_args", json.dumps(model), "--tasks", TASK]
-    command += ["--num_fewshot", "4", "--batch_size", "16"]
+    command += ["--num_fewshot", "4", "--batch_size", "auto"]
     print(f"$ lm_eval {shlex.join(command)}", file=sys.stderr)
     print("Loading the model and scoring some 600 short prompts: a minute or two on two cores.", file=sys.stderr)
     with tempfile.TemporaryDirectory() as folder:

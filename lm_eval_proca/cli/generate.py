@@ -5,15 +5,16 @@ from __future__ import annotations
 import argparse
 import sys
 
-from lm_eval_proca.cli.options import key_values, positive, whole_number
+from lm_eval_proca.cli.options import add_backend_options, key_values, positive, whole_number
 
 HELP = "write an estimate set with the model itself, from two labeled examples per class (ProCa-g)"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    # Rows that are sampled together share random numbers: the batch size decides what is written.
+    add_backend_options(parser, batch_size=64)
     add = parser.add_argument
     add("--task", required=True, help="the calibrated task to write inputs for, e.g. proca_sst2")
-    add("--model", default="hf-shared-prefix", help="lm-eval's name of the backend (default: %(default)s)")
     add(
         "--model_args",
         nargs="+",
@@ -21,25 +22,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=VALUE",
         help="as for lm_eval, e.g. pretrained=NAME,dtype=float16",
     )
-    add(
-        "--batch_size",
-        default=64,
-        help="rows that are written together; part of what decides the file (default: %(default)s)",
-    )
-    add("--device", help="as for lm_eval, e.g. cuda:0 or cpu")
     add("--size", type=positive, metavar="N", help="inputs wanted (default: the task's own estimate size)")
     add("--seed", type=whole_number, default=0, help="of the demonstrations and of sampling (default: %(default)s)")
     add("--per_class", type=positive, metavar="N", help="labeled examples per class (default: 2; 1 from ten labels on)")
     add("--temperature", type=float, default=1.0, help="of sampling (default: %(default)s)")
     add("--most", type=positive, metavar="N", help="generations after which to stop anyway (default: 4 x size)")
-    add(
-        "--metadata",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="proca.KEY=VALUE",
-        help="settings of the task, as for lm_eval",
-    )
     add("--include_path", action="append", default=[], metavar="DIR", help="folder with task YAMLs of your own")
     add("--output", required=True, metavar="FILE", help="JSON Lines file, for --metadata proca.estimate_file=FILE")
 

@@ -36,6 +36,22 @@ def calibrator_params(given: Sequence[str]) -> dict[str, dict[str, Any]]:
     return params
 
 
+def add_backend_options(parser: argparse._ActionsContainer, *, batch_size: int | str) -> None:
+    """The model's backend and the settings of the tasks, in lm_eval's words."""
+    add = parser.add_argument
+    add("--model", default="hf-shared-prefix", help="lm-eval's name of the backend (default: %(default)s)")
+    add("--batch_size", default=batch_size, help="as for lm_eval: a number, auto or auto:N (default: %(default)s)")
+    add("--device", default="cuda:0", help="as for lm_eval (default: %(default)s, or the CPU where there is none)")
+    add(
+        "--metadata",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="proca.KEY=VALUE",
+        help="settings for every task, as for lm_eval",
+    )
+
+
 def key_values(given: Sequence[str], option: str) -> dict[str, Any]:
     """`--model_args` and `--metadata`, exactly as lm_eval reads them."""
     from lm_eval._cli.utils import key_val_to_dict, try_parse_json

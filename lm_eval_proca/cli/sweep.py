@@ -9,7 +9,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lm_eval_proca.cli.options import key_values, names, positive, whole_number
+from lm_eval_proca.cli.options import add_backend_options, key_values, names, positive, whole_number
 from lm_eval_proca.errors import ModelError
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ GENERATED = "generated"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_backend_options(parser, batch_size="auto")
     add = parser.add_argument
-    add("--model", default="hf-shared-prefix", help="lm-eval's name of the backend (default: %(default)s)")
     add(
         "--model_args",
         action="append",
@@ -40,16 +40,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--num_fewshot", nargs="+", type=whole_number, default=PAPER_SHOTS, metavar="N", help="default: 0 1 4 8")
     add("--seeds", nargs="+", type=whole_number, default=PAPER_SEEDS, metavar="S", help="default: 0 1 2 3 4")
     add("--limit", type=positive, metavar="N", help="evaluate only N documents per task")
-    add("--batch_size", default=1, help="as for lm_eval: a number, auto or auto:N (default: %(default)s)")
-    add("--device", default="cuda:0", help="as for lm_eval (default: %(default)s, or the CPU where there is none)")
-    add(
-        "--metadata",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="proca.KEY=VALUE",
-        help="settings for every task, as for lm_eval",
-    )
     add(
         "--estimate",
         choices=["split", GENERATED],
