@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from lm_eval_proca.errors import ScoreTableError
+from lm_eval_proca.files import replacing
 
 FORMAT_VERSION = 1
 ROLES = ("eval", "estimate", "content_free")
@@ -110,15 +110,8 @@ class ScoreTable:
         table = pa.table(columns).replace_schema_metadata({_METADATA_KEY: json.dumps(metadata, sort_keys=True)})
 
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, unfinished = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-        os.close(handle)
-        try:
+        with replacing(path) as unfinished:
             pq.write_table(table, unfinished)
-            os.chmod(unfinished, 0o644)
-            os.replace(unfinished, path)
-        except BaseException:
-            os.unlink(unfinished)
-            raise
         return path
 
     @classmethod

@@ -10,7 +10,6 @@ import base64
 import hashlib
 import json
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import numpy as np
 from lm_eval_proca.calibration.base import Calibrator, plain
 from lm_eval_proca.calibration.registry import get_calibrator, registered_name
 from lm_eval_proca.errors import CalibrationError
+from lm_eval_proca.files import replacing
 
 FORMAT = "lm-eval-proca calibrator"
 FORMAT_VERSION = 1
@@ -40,7 +40,11 @@ def save_calibrator(calibrator: Calibrator, path: str | os.PathLike[str]) -> Non
         "fitted": {key: _encode(value) for key, value in fitted.items()},
     }
     document = {"format": FORMAT, "format_version": FORMAT_VERSION, "sha256": _checksum(content), "content": content}
-    _write_atomically(Path(path), json.dumps(document, indent=1) + "\n")
+    try:
+        with replacing(path) as unfinished:
+            unfinished.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise CalibrationError(f"The calibrator cannot be saved as {path}: {error.strerror}.") from None
 
 
 def load_calibrator(path: str | os.PathLike[str]) -> Calibrator:
@@ -121,19 +125,3 @@ def _checksum(content: Any) -> str:
 
 def _refusal(path: str | os.PathLike[str], what: str) -> CalibrationError:
     return CalibrationError(f"The file {path} {what}; fit the calibrator again and save it anew.")
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
-    except OSError as error:
-        raise CalibrationError(f"The calibrator cannot be saved as {path}: {error.strerror}.") from None

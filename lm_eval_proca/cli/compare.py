@@ -6,10 +6,10 @@ import argparse
 import importlib
 import os
 import sys
-import tempfile
 from pathlib import Path
 
 from lm_eval_proca.errors import ResultsError
+from lm_eval_proca.files import replacing
 
 HELP = "compare models and calibrators: the paper's table and a leaderboard from result folders"
 
@@ -69,18 +69,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _write(name: str, text: str) -> None:
-    """The whole file or none."""
     path = Path(name)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, unfinished = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-            os.chmod(unfinished, 0o644)
-            os.replace(unfinished, path)
-        except BaseException:
-            os.unlink(unfinished)
-            raise
+        with replacing(path) as unfinished:
+            unfinished.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ResultsError(f"Cannot write {path} ({error.strerror}); give another file.") from error

@@ -22,6 +22,7 @@ import lm_eval_proca
 from lm_eval_proca.errors import TaskError
 from lm_eval_proca.experiments.cell import Cell, Model
 from lm_eval_proca.experiments.runner import Evaluate, evaluate_cell, load_task
+from lm_eval_proca.files import replacing
 from lm_eval_proca.harness.estimate import ESTIMATE_FILE_KEY, without_label
 from lm_eval_proca.harness.gather import compute_once
 from lm_eval_proca.harness.sampler import OnePromptSampler
@@ -123,7 +124,8 @@ def generate(
             bar.update(min(len(rows), wanted.size) - bar.n)
     rows = rows[: wanted.size]
     provenance = {**origin, "generations": len(rounds.texts), "rows": len(rows), "counts": counts}
-    _write(path, [{ESTIMATE_FILE_KEY: provenance}, *rows])
+    with replacing(path) as unfinished, open(unfinished, "w", encoding="utf-8") as file:
+        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in [{ESTIMATE_FILE_KEY: provenance}, *rows])
     rounds.path.unlink()
     return provenance
 
@@ -295,12 +297,3 @@ def _provenance(path: Path) -> dict[str, Any] | None:
             return dict(json.loads(file.readline())[ESTIMATE_FILE_KEY])
         except (ValueError, KeyError, TypeError) as error:
             raise TaskError(f"{path} is there but is no generated estimate set; choose another file.") from error
-
-
-def _write(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    unfinished = path.with_name(f".{path.name}.tmp")
-    with open(unfinished, "w", encoding="utf-8") as file:
-        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-        file.flush()
-        os.fsync(file.fileno())
-    unfinished.replace(path)

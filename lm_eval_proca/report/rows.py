@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lm_eval_proca.errors import ResultsError
+from lm_eval_proca.files import replacing
 
 
 def text_table(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -51,11 +52,10 @@ def write_rows(rows: Sequence[Mapping[str, Any]], path: str | os.PathLike[str]) 
         text = csv_text(rows)
     else:
         raise ResultsError(f"Cannot write {path}: the name must end in .csv or .json.")
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished.write_text(text, encoding="utf-8")
-        os.replace(unfinished, path)
+        with replacing(path) as unfinished:
+            unfinished.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ResultsError(f"Cannot write {path} ({error.strerror}); give another file.") from error
     return path
