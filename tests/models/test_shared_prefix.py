@@ -1,0 +1,277 @@
+"""hf-shared-prefix against stock hf: the same numbers for any list of requests and any model."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from lm_eval.api.instance import Instance
+from lm_eval.models.huggingface import HFLM
+from transformers import GPT2LMHeadModel, PreTrainedModel, PreTrainedTokenizerFast
+
+from lm_eval_proca.errors import ModelError
+from lm_eval_proca.models.shared_prefix import SharedPrefixLM
+
+from .conftest import make_model
+
+LABELS = [" Positive", " Negative", " Very good", " Very", " Pos", " a much longer label of many tokens"]
+DEMONSTRATIONS = "".join(f"Review: the lamp number {i} was warm\nSentiment:{LABELS[i % 2]}\n\n" for i in range(3))
+Pair = Callable[..., tuple[HFLM, SharedPrefixLM]]
+
+
+def instances(arguments: list[tuple[str, str]]) -> list[Instance]:
+    return [Instance("loglikelihood", {}, pair, i) for i, pair in enumerate(arguments)]
+
+
+def task(n: int, labels: list[str] = LABELS, prefix: str = DEMONSTRATIONS) -> list[Instance]:
+    reviews = [f"the soup {i * 7919} was {'cold ' * (i % 4)}and bright" for i in range(n)]
+    return instances([(f"{prefix}Review: {review}\nSentiment:", label) for review in reviews for label in labels])
+
+
+def assert_same(stock: HFLM, ours: SharedPrefixLM, requests: list[Instance], atol: float = 1e-4) -> None:
+    expected = stock.loglikelihood(requests, disable_tqdm=True)
+    actual = ours.loglikelihood(requests, disable_tqdm=True)
+    assert [a for a, _ in actual] == pytest.approx([e for e, _ in expected], abs=atol, rel=1e-5)
+    assert [greedy for _, greedy in actual] == [greedy for _, greedy in expected]
+
+
+def pair_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, **options: Any) -> tuple[HFLM, SharedPrefixLM]:
+    """Stock and ours around one model. Stock computes every request by itself: with its logits_cache it reads the wrong
+    positions where one request's context contains part of another's continuation (lm-eval 0.4.13)."""
+    ours = {"max_batch_tokens": 48, "batch_size": 8, **options}
+    shared = {k: v for k, v in ours.items() if k not in ("max_batch_tokens", "batch_size")}
+    stock = HFLM(model, tokenizer=tokenizer, batch_size=4, logits_cache=False, **shared)
+    return stock, SharedPrefixLM(model, tokenizer=tokenizer, **ours)
+
+
+@pytest.fixture(params=["gpt2", "llama", "gemma2", "cohere"])
+def served(request: pytest.FixtureRequest, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
+    """Absolute and rotary positions, grouped heads, softcapped and scaled logits, windows longer than the prompts."""
+    return make_model(request.param, len(tokenizer))
+
+
+@pytest.fixture
+def log(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    caplog.set_level(logging.INFO, logger="lm_eval_proca")
+    return lambda: [r.getMessage() for r in caplog.records if r.name.startswith("lm_eval_proca")]
+
+
+def count_tokens(model: PreTrainedModel, run: Callable[[], Any]) -> int:
+    seen = []
+    embeddings = model.get_input_embeddings()
+    handle = embeddings.register_forward_hook(lambda _module, inputs, _output: seen.append(inputs[0].numel()))
+    run()
+    handle.remove()
+    return sum(seen)
+
+
+def test_a_task_is_scored_as_by_stock(
+    served: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, log: Callable[[], list[str]]
+) -> None:
+    assert_same(*pair_of(served, tokenizer), task(20))
+    assert log() == []
+
+
+texts = st.sampled_from(
+    ["", "the film", "the film was", "Review: the lamp ", "\n\n", "clever and funny " * 9, DEMONSTRATIONS]
+)
+contexts = st.builds("".join, st.lists(texts, max_size=4)).filter(lambda text: text == "" or text.strip())
+continuations = st.sampled_from([*LABELS, "\n", " the film was clever and funny", " and funny " * 20])
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    requests=st.lists(st.tuples(contexts, continuations), min_size=1, max_size=24),
+    batch_size=st.sampled_from([1, 3, "auto"]),
+    max_batch_tokens=st.sampled_from([1, 20, 400]),
+    max_length=st.sampled_from([100, 200]),
+    bos=st.booleans(),
+)
+def test_any_list_of_requests_is_scored_as_by_stock(
+    kind: str,
+    tokenizer: PreTrainedTokenizerFast,
+    requests: list[tuple[str, str]],
+    batch_size: int | str,
+    max_batch_tokens: int,
+    max_length: int,
+    bos: bool,
+) -> None:
+    """Empty contexts, no common prefix or several, requests twice, labels within labels, prompts that must be cut."""
+    model = make_model(kind, len(tokenizer))
+    stock, ours = pair_of(
+        model,
+        tokenizer,
+        batch_size=batch_size,
+        max_batch_tokens=max_batch_tokens,
+        max_length=max_length,
+        add_bos_token=bos,
+    )
+    assert_same(stock, ours, instances(requests))
+    assert ours._cannot_share is None
+
+
+def test_a_prefix_is_computed_once_and_labels_cost_their_own_tokens(tokenizer: PreTrainedTokenizerFast) -> None:
+    model = make_model("llama", len(tokenizer))
+    _, ours = pair_of(model, tokenizer)
+    requests = task(20)
+    encoded = [tokenizer.encode(request.args[0]) for request in requests[:: len(LABELS)]]
+    prefix = min(i for i in range(len(encoded[0])) if len({tuple(e[: i + 1]) for e in encoded}) > 1)
+    labels = {tuple(tokenizer.encode(label)[:i]) for label in LABELS for i in range(1, len(tokenizer.encode(label)))}
+    new = sum(len(e) - prefix + len(labels) for e in encoded)
+    longest = max(len(e) for e in encoded) + max(map(len, labels))
+    computed = count_tokens(model, lambda: ours.loglikelihood(requests, disable_tqdm=True))
+    assert computed <= new + longest + 2 * 8  # the prefix with one whole request, and the check of eight tokens
+
+
+def test_batch_size_one_computes_one_document_a_pass(tokenizer: PreTrainedTokenizerFast) -> None:
+    """So that a document's scores do not depend on its neighbours, and runs on several processes agree exactly."""
+    model = make_model("llama", len(tokenizer))
+    ours = SharedPrefixLM(model, tokenizer=tokenizer, batch_size=1)
+    together = ours.loglikelihood(task(12), disable_tqdm=True)
+    assert ours.loglikelihood(task(12)[: 6 * len(LABELS)], disable_tqdm=True) == together[: 6 * len(LABELS)]
+
+
+def test_logits_are_computed_only_where_needed(tokenizer: PreTrainedTokenizerFast) -> None:
+    model = make_model("llama", len(tokenizer))
+    _, ours = pair_of(model, tokenizer)
+    rows = []
+    model.get_output_embeddings().register_forward_hook(lambda _m, _i, output: rows.append(output.shape[-2]))
+    ours.loglikelihood(task(24, [" Positive", " Negative"]), disable_tqdm=True)
+    assert sum(rows) == 24 + 1 + (8 + 1)  # one for each document, the plain pass, and the check against HFLM
+
+
+def test_prompts_that_had_to_be_cut_are_counted(
+    tokenizer: PreTrainedTokenizerFast, log: Callable[[], list[str]]
+) -> None:
+    stock, ours = pair_of(make_model("gpt2", len(tokenizer)), tokenizer, max_length=40)
+    requests = instances([("the film " * n, " Positive") for n in (1, 2, 60, 80)])
+    assert_same(stock, ours, requests)
+    assert [request.truncated for request in requests] == [False, False, True, True]
+    assert log() == ["2 of 4 prompts were longer than the model's 40 tokens and lost their beginning."]
+
+
+class DeafToTheCache(GPT2LMHeadModel):
+    def forward(self, *args: Any, past_key_values: Any = None, **kwargs: Any) -> Any:
+        return super().forward(*args, **kwargs)
+
+
+class DeafToTheMask(GPT2LMHeadModel):
+    def forward(self, *args: Any, attention_mask: Any = None, **kwargs: Any) -> Any:
+        return super().forward(*args, **kwargs)
+
+
+class DeafToPositions(GPT2LMHeadModel):
+    def forward(self, *args: Any, position_ids: Any = None, **kwargs: Any) -> Any:
+        return super().forward(*args, **kwargs)
+
+
+class AllLogits(GPT2LMHeadModel):
+    def forward(self, *args: Any, logits_to_keep: Any = None, **kwargs: Any) -> Any:
+        return super().forward(*args, **kwargs)
+
+
+class Strict(GPT2LMHeadModel):
+    def forward(self, input_ids: torch.Tensor) -> Any:
+        return super().forward(input_ids)
+
+
+@pytest.mark.parametrize("kind", [DeafToTheCache, DeafToTheMask, DeafToPositions, AllLogits, Strict])
+@pytest.mark.parametrize("prefix", ["", DEMONSTRATIONS])
+def test_a_model_that_does_not_do_as_asked_is_scored_by_stock(
+    kind: type[GPT2LMHeadModel], prefix: str, tokenizer: PreTrainedTokenizerFast, log: Callable[[], list[str]]
+) -> None:
+    model = kind(make_model("gpt2", len(tokenizer)).config).eval()
+    stock, ours = pair_of(model, tokenizer)
+    for _ in range(2):
+        assert_same(stock, ours, task(12, prefix=prefix), atol=1e-5)
+    if prefix or kind is not DeafToTheCache:
+        (line,) = log()
+        assert line.startswith("hf-shared-prefix scores like hf: ")
+
+
+@pytest.mark.parametrize("kind", ["mistral", "bloom", "gpt_neo", "mamba"])
+def test_models_of_another_kind_are_scored_by_stock(
+    kind: str, tokenizer: PreTrainedTokenizerFast, log: Callable[[], list[str]]
+) -> None:
+    """A sliding window shorter than the prompt, attention biased by distance, local attention, a recurrent state."""
+    stock, ours = pair_of(make_model(kind, len(tokenizer)), tokenizer)
+    for _ in range(2):
+        assert_same(stock, ours, task(12), atol=1e-5)
+    (line,) = log()
+    assert line.startswith("hf-shared-prefix scores ")
+    assert "like hf: " in line
+
+
+def test_requests_within_the_sliding_window_are_shared(tokenizer: PreTrainedTokenizerFast) -> None:
+    model = make_model("mistral", len(tokenizer), sliding_window=64)
+    stock, ours = pair_of(model, tokenizer)
+    short, long = task(30, prefix=""), task(3)
+    assert_same(stock, ours, [*short, *long])
+    assert ours._cannot_share is None
+    one_by_one = count_tokens(model, lambda: stock.loglikelihood(short, disable_tqdm=True))
+    assert count_tokens(model, lambda: ours.loglikelihood(short, disable_tqdm=True)) < one_by_one / 3
+
+
+def test_eager_attention_is_served(tokenizer: PreTrainedTokenizerFast, log: Callable[[], list[str]]) -> None:
+    assert_same(*pair_of(make_model("llama", len(tokenizer), attn_implementation="eager"), tokenizer), task(12))
+    assert log() == []
+
+
+@pytest.mark.parametrize(
+    ("options", "atol"), [({"softmax_dtype": "float64"}, 1e-4), ({"mixed_precision_dtype": "float16"}, 0.5)]
+)
+def test_numeric_options_mean_what_they_mean_in_stock(
+    options: dict[str, str], atol: float, tokenizer: PreTrainedTokenizerFast, log: Callable[[], list[str]]
+) -> None:
+    stock, ours = pair_of(make_model("gpt2", len(tokenizer)), tokenizer, **options)
+    requests = task(8)
+    expected = [value for value, _ in stock.loglikelihood(requests, disable_tqdm=True)]
+    actual = [value for value, _ in ours.loglikelihood(requests, disable_tqdm=True)]
+    assert actual == pytest.approx(expected, abs=atol)
+    assert log() == []
+
+
+def test_without_logits_cache_nothing_is_shared(
+    tokenizer: PreTrainedTokenizerFast, log: Callable[[], list[str]]
+) -> None:
+    stock, ours = pair_of(make_model("gpt2", len(tokenizer)), tokenizer)
+    ours.logits_cache = False
+    assert_same(stock, ours, task(4), atol=1e-6)
+    assert log() == ["hf-shared-prefix scores like hf: logits_cache=False asks to compute every request by itself."]
+
+
+def test_answers_reach_the_request_cache(tokenizer: PreTrainedTokenizerFast) -> None:
+    _, ours = pair_of(make_model("gpt2", len(tokenizer)), tokenizer)
+    cached = {}
+
+    class Hook:
+        def add_partial(self, method: str, arguments: tuple[str, str], answer: tuple[float, bool]) -> None:
+            cached[method, arguments] = answer
+
+    ours.set_cache_hook(Hook())
+    requests = task(6)
+    answers = ours.loglikelihood(requests, disable_tqdm=True)
+    assert cached == {("loglikelihood", r.args): answer for r, answer in zip(requests, answers, strict=True)}
+
+
+def test_rolling_loglikelihood_is_stock(tokenizer: PreTrainedTokenizerFast) -> None:
+    stock, ours = pair_of(make_model("gpt2", len(tokenizer)), tokenizer, max_length=32)
+    requests = [Instance("loglikelihood_rolling", {}, (DEMONSTRATIONS,), 0)]
+    assert ours.loglikelihood_rolling(requests, disable_tqdm=True) == pytest.approx(
+        stock.loglikelihood_rolling(requests, disable_tqdm=True), abs=1e-3
+    )
+
+
+def test_bad_input_ends_in_a_sentence(tokenizer: PreTrainedTokenizerFast) -> None:
+    model = make_model("gpt2", len(tokenizer))
+    with pytest.raises(ModelError, match="max_batch_tokens is 0"):
+        SharedPrefixLM(model, tokenizer=tokenizer, max_batch_tokens=0)
+    ours = SharedPrefixLM(model, tokenizer=tokenizer, max_length=8)
+    with pytest.raises(ModelError, match="at most 8 long"):
+        ours.loglikelihood(instances([("the film", " and funny" * 30)]), disable_tqdm=True)
