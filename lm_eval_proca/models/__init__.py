@@ -1,0 +1,1 @@
+"""Language models for lm-eval."""

@@ -1,0 +1,278 @@
+"""Which tokens a list of scoring requests needs, and in which forward pass: a plan made without a model.
+
+A request is a token sequence whose last positions predict its continuation. Sequences that begin alike need their
+common beginning only once. In lexicographic order the list is a prefix tree, read depth first, and the common
+prefixes of neighbours are all one has to know of it:
+
+- a *document* is a run of sequences that share a whole context: a prompt with its labels, itself a small tree;
+- a *pack* is what one forward pass computes: documents side by side in one row, without padding;
+- a *group* is all packs behind the same prefix, whose keys and values are computed once and kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Tokens = NDArray[np.int64]
+
+
+class Request(NamedTuple):
+    """What the model reads, and what it is asked to predict: the continuation, from the last positions of the input."""
+
+    tokens: Sequence[int]
+    continuation: Sequence[int]
+
+    @property
+    def first_scored(self) -> int:
+        return len(self.tokens) - len(self.continuation)
+
+
+class Limits(NamedTuple):
+    """Bounds of one forward pass; a single request that exceeds them still gets a pass of its own."""
+
+    tokens: int
+    scored: int
+    documents: int | None = None
+
+
+@dataclass
+class Branch:
+    """A distinct input sequence, with the requests that read exactly this: number and length of the continuation."""
+
+    tokens: Tokens
+    first_scored: int
+    requests: list[tuple[int, int]]
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+@dataclass
+class Document:
+    """Branches of a common context; from `first_scored` on, positions are predictions: no part of a cached prefix."""
+
+    branches: list[Branch]
+    size: int
+    first_scored: int
+    scored: int
+
+    @classmethod
+    def of(cls, branch: Branch) -> Document:
+        return cls([branch], len(branch), branch.first_scored, len(branch) - branch.first_scored)
+
+    def takes(self, branch: Branch, limits: Limits) -> bool:
+        """Add the branch if it shares a whole context with the one before it and the pass stays within its limits."""
+        shared = common_prefix(self.branches[-1].tokens, branch.tokens)
+        new, scored = len(branch) - shared, len(branch) - branch.first_scored
+        if (
+            shared <= min(self.first_scored, branch.first_scored)
+            or self.size - len(self.branches[0]) + new > limits.tokens
+            or self.scored + scored > limits.scored
+        ):
+            return False
+        self.branches.append(branch)
+        self.size += new
+        self.first_scored = min(self.first_scored, branch.first_scored)
+        self.scored += scored
+        return True
+
+
+class Answer(NamedTuple):
+    """Where a request finds its predictions: rows of the pass's logits, one for each token of its continuation."""
+
+    request: int
+    rows: NDArray[np.int64]
+
+
+@dataclass
+class Pack:
+    """One forward pass: the prefix trees of its documents, flattened. Every token follows its ancestors."""
+
+    tokens: Tokens
+    positions: Tokens
+    chains: list[tuple[Tokens, int, int]]  # (ancestors, start, stop): tokens start..stop-1 follow each other
+    scored: Tokens  # the tokens whose logits are wanted
+    answers: list[Answer]
+    last_branch: Branch
+
+    @classmethod
+    def of(cls, branches: Iterable[Branch], prefix: int) -> Pack:
+        tokens, positions, chains, paths = [], [], [], []
+        path = np.empty(0, np.int64)  # where the tokens of the current branch stand in the row
+        previous, size = None, 0
+        for branch in branches:
+            shared = prefix if previous is None else max(prefix, common_prefix(previous.tokens, branch.tokens))
+            stop = size + len(branch) - shared
+            ancestors = path[: shared - prefix]
+            chains.append((ancestors, size, stop))
+            tokens.append(branch.tokens[shared:])
+            positions.append(np.arange(shared, len(branch)))
+            path = np.concatenate([ancestors, np.arange(size, stop)])
+            paths.append((branch, path[branch.first_scored - prefix :]))
+            previous, size = branch, stop
+        if previous is None:
+            raise ValueError("a pack needs at least one branch")
+        scored = np.unique(np.concatenate([predictions for _, predictions in paths]))
+        answers = [
+            Answer(number, np.searchsorted(scored, predictions[-length:]))
+            for branch, predictions in paths
+            for number, length in branch.requests
+        ]
+        return cls(np.concatenate(tokens), np.concatenate(positions), chains, scored, answers, previous)
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether every token follows all tokens before it, as in plain text."""
+        return all(len(ancestors) == start for ancestors, start, _ in self.chains)
+
+    def ancestry(self) -> NDArray[np.bool_]:
+        """Which tokens (columns) each token (row) follows, itself included."""
+        follows = np.zeros((len(self.tokens), len(self.tokens)), dtype=bool)
+        for ancestors, start, stop in self.chains:
+            follows[start:stop, ancestors] = True
+            follows[start:stop, start:stop] = np.tri(stop - start, dtype=bool)
+        return follows
+
+
+@dataclass
+class Group:
+    """Packs whose documents all begin with the same `prefix` tokens; 0 where no prefix is worth keeping."""
+
+    prefix: int
+    packs: list[Pack]
+
+
+def plan(requests: Sequence[Request], numbers: Iterable[int], limits: Limits) -> list[Group]:
+    """Groups of packs that answer the requests of the given numbers."""
+    documents = list(_documents(_branches(requests, numbers), limits))
+    return [Group(prefix, list(_packs(members, prefix, limits))) for prefix, members in _groups(documents, limits)]
+
+
+def common_prefix(a: Tokens, b: Tokens) -> int:
+    n = min(len(a), len(b))
+    differ = a[:n] != b[:n]
+    first = int(differ.argmax()) if n else 0
+    return first if n and differ[first] else n
+
+
+def _branches(requests: Sequence[Request], numbers: Iterable[int]) -> list[Branch]:
+    """Distinct inputs in lexicographic order."""
+    distinct: dict[bytes, Branch] = {}
+    for number in numbers:
+        request = requests[number]
+        tokens = np.asarray(request.tokens, dtype=np.int64)
+        branch = distinct.setdefault(tokens.astype(">u4").tobytes(), Branch(tokens, request.first_scored, []))
+        branch.first_scored = min(branch.first_scored, request.first_scored)
+        branch.requests.append((number, len(request.continuation)))
+    return [distinct[key] for key in sorted(distinct)]  # big-endian bytes sort like the tokens they hold
+
+
+def _documents(branches: Iterable[Branch], limits: Limits) -> Iterator[Document]:
+    document = None
+    for branch in branches:
+        if document is None:
+            document = Document.of(branch)
+        elif not document.takes(branch, limits):
+            yield document
+            document = Document.of(branch)
+    if document is not None:
+        yield document
+
+
+def _packs(documents: Sequence[Document], prefix: int, limits: Limits) -> Iterator[Pack]:
+    pack: list[Document] = []
+    size = scored = 0
+    for document in documents:
+        new = document.size - prefix
+        if pack:
+            shared = common_prefix(pack[-1].branches[-1].tokens, document.branches[0].tokens)
+            if (
+                size + document.size - max(prefix, shared) > limits.tokens
+                or scored + document.scored > limits.scored
+                or len(pack) == limits.documents
+            ):
+                yield Pack.of((branch for member in pack for branch in member.branches), prefix)
+                pack, size, scored = [], 0, 0
+            else:
+                new = document.size - max(prefix, shared)
+        pack.append(document)
+        size, scored = size + new, scored + document.scored
+    if pack:
+        yield Pack.of((branch for member in pack for branch in member.branches), prefix)
+
+
+@dataclass
+class _Node:
+    """A run of documents that begin alike; a single document is a node without children."""
+
+    prefix: int
+    document: Document | None = None
+    documents: int = 0
+    tokens: int = 0
+    cost: int = 0  # tokens to compute at best
+    cached: bool = False  # whether a cache of this node's prefix is part of the best
+    children: list[_Node] = field(default_factory=list)
+
+    def add(self, child: _Node) -> None:
+        self.children.append(child)
+        self.documents += child.documents
+        self.tokens += child.tokens
+
+    def behind(self, prefix: int) -> int:
+        """Tokens to compute when `prefix` of them are cached for every document."""
+        return self.tokens - self.documents * prefix
+
+    def close(self, pass_cost: int) -> None:
+        apart = sum(child.cost for child in self.children)
+        together = sum(min(child.cost, child.behind(self.prefix)) for child in self.children)
+        self.cached = self.prefix + pass_cost + together < apart
+        self.cost = self.prefix + pass_cost + together if self.cached else apart
+
+
+def _groups(documents: Sequence[Document], limits: Limits) -> list[tuple[int, list[Document]]]:
+    """Documents by the prefix they are computed behind.
+
+    A prefix is cached when that saves more than one full pass; below that, packs share enough by themselves. Prefixes
+    nest (an instruction, then the demonstrations of a task), so the choice is made bottom-up over the tree.
+    """
+    if not documents:
+        return []
+    shared = [
+        min(common_prefix(a.branches[-1].tokens, b.branches[0].tokens), a.first_scored, b.first_scored)
+        for a, b in pairwise(documents)
+    ]
+    root = _Node(prefix=0)
+    stack = [root]  # the nodes still open: each within the one before
+    for document, prefix in zip(documents, [*shared, -1], strict=True):  # the prefix shared with the next document
+        node = _Node(0, document, 1, document.size, document.size)
+        while stack and stack[-1].prefix > prefix:
+            stack[-1].add(node)
+            node = stack.pop()
+            node.close(pass_cost=limits.tokens)
+        if stack:
+            if stack[-1].prefix < prefix:
+                stack.append(_Node(prefix))
+            stack[-1].add(node)
+
+    uncached: list[Document] = []
+    groups = [(0, uncached)]
+    todo: list[tuple[_Node, tuple[int, list[Document]] | None]] = [(root, None)]
+    while todo:  # depth first, so that every group keeps the lexicographic order
+        node, group = todo.pop()
+        if node.document is not None:
+            (uncached if group is None else group[1]).append(node.document)
+            continue
+        if group is None and node.cached:
+            group = (node.prefix, [])
+            groups.append(group)
+            inside = [child.behind(node.prefix) <= child.cost for child in node.children]
+        else:
+            inside = [group is not None] * len(node.children)
+        todo += [(child, group if stays else None) for child, stays in zip(node.children, inside, strict=True)][::-1]
+    return [group for group in groups if group[1]]

@@ -1,0 +1,312 @@
+"""hf-shared-prefix: lm-eval's Hugging Face model, at the cost of the tokens that are new.
+
+All requests of a classification task begin with the same instruction and demonstrations, and all labels of a document
+with the same prompt. Stock `hf` computes the whole prompt for every document, and logits at every position of it.
+Here a prefix tree of the requests (see `prefix_tree`) is computed instead: keys and values of a long common prefix
+once, then documents as short continuations of it, packed side by side into one row. An attention mask lets each token
+see the prefix and its own ancestors; position ids put it where it stands in its own prompt. The model's own forward
+pass computes logits, only where a prediction is wanted.
+
+Whether a model does what mask, positions and cache ask of it is not taken on trust: a common prefix is encoded by a
+plain pass over one whole request, and the same request scored from the pack must give the same log-probabilities. If it
+does not, or the model cannot be asked, HFLM's own method scores the requests and one log line says why.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from lm_eval.api.registry import register_model
+from lm_eval.models.huggingface import HFLM
+from tqdm import tqdm
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+
+from lm_eval_proca.errors import ModelError
+from lm_eval_proca.models.prefix_tree import Group, Limits, Pack, Request, plan
+
+if TYPE_CHECKING:
+    from lm_eval.api.instance import Instance
+
+logger = logging.getLogger(__name__)
+
+# Matrix products want many tokens, attention within a pack costs tokens x tokens. On two CPU cores 256 were best, for
+# prefixes of 0 to 700 tokens; accelerators want larger passes.
+MAX_BATCH_TOKENS = {"cpu": 256}
+MAX_BATCH_TOKENS_ACCELERATOR = 2048
+# Elements of the largest logits tensor: 128 MiB in float32.
+MAX_LOGITS = 2**25
+# How far log-probabilities of one request may lie apart when computed in two ways, anywhere in the vocabulary.
+TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.5}
+
+Answer = tuple[float, bool]
+TokenizedRequest = tuple[tuple[str, str], list[int], list[int]]
+
+
+class CannotShare(Exception):
+    """This model's predictions cannot be had from shared computations; the message says why."""
+
+
+class PrefixLayer(DynamicLayer):
+    """Keys and values of a prefix in one layer, read by every pass and never written."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+
+    def __init__(self, layer: CacheLayerMixin, length: int) -> None:
+        super().__init__()
+        assert isinstance(layer.keys, torch.Tensor)
+        assert isinstance(layer.values, torch.Tensor)
+        self.lazy_initialization(layer.keys, layer.values)
+        self.keys, self.values = layer.keys[..., :length, :], layer.values[..., :length, :]
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.cat([self.keys, key_states], dim=-2), torch.cat([self.values, value_states], dim=-2)
+
+
+@register_model("hf-shared-prefix")
+class SharedPrefixLM(HFLM):
+    """HFLM that computes what requests have in common once. Takes all arguments of HFLM.
+
+    `batch_size` bounds the documents of one forward pass ("auto": no bound), `max_batch_tokens` its new tokens.
+    Under torchrun or accelerate, processes share the documents on any device, on one node or several.
+    """
+
+    def __init__(self, pretrained: Any, max_batch_tokens: int | None = None, **kwargs: Any) -> None:
+        super().__init__(pretrained, **kwargs)
+        if max_batch_tokens is None:
+            max_batch_tokens = MAX_BATCH_TOKENS.get(self.device.type, MAX_BATCH_TOKENS_ACCELERATOR)
+        if max_batch_tokens < 1:
+            raise ModelError(f"hf-shared-prefix: max_batch_tokens is {max_batch_tokens}, but must be at least 1.")
+        self.max_batch_tokens = max_batch_tokens
+        self._plain_checked = self._pack_checked = False
+        self._cannot_share: str | None = None
+        self._said: set[str] = set()
+        # For each label lm-eval encodes prompt + label, then the prompt again: the last two hold the prompt.
+        self._encode = functools.lru_cache(maxsize=2)(super().tok_encode)
+        # Where each process holds the whole model, it takes its part of the documents: by global rank, on CPUs too.
+        data_parallel = isinstance(pretrained, str) and not kwargs.get("parallelize") and kwargs.get("tp_plan") is None
+        if data_parallel and dist.is_available() and dist.is_initialized():
+            self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
+
+    # Not through accelerate, as in HFLM: on CPUs accelerate opens the process group, but reports a single process.
+    def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        if self.world_size <= 1:
+            return tensor
+        tensor = torch.atleast_1d(tensor).contiguous()
+        parts = [torch.empty_like(tensor) for _ in range(self.world_size)]
+        dist.all_gather(parts, tensor)
+        return torch.cat(parts)
+
+    def barrier(self) -> None:
+        if self.world_size > 1:
+            dist.barrier()
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
+        if add_special_tokens is None and not kwargs:
+            return self._encode(string)
+        return super().tok_encode(string, add_special_tokens, **kwargs)
+
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[Answer]:
+        """As HFLM; sets `truncated` on every request: whether the model saw its prompt without the beginning."""
+        self._cut: list[bool] = []
+        answers = super().loglikelihood(requests, disable_tqdm=disable_tqdm)
+        for request, cut in zip(requests, self._cut, strict=True):
+            request.truncated = cut
+        if any(self._cut):
+            logger.warning(
+                f"{sum(self._cut)} of {len(requests)} prompts were longer than the model's {self.max_length} tokens "
+                "and lost their beginning."
+            )
+        return answers
+
+    def _loglikelihood_tokens(
+        self, requests: list[TokenizedRequest], disable_tqdm: bool = False, override_bs: int | None = None
+    ) -> list[Answer]:
+        stock = super()._loglikelihood_tokens
+        if override_bs is not None:  # the windows of loglikelihood_rolling: nothing to share
+            return stock(requests, disable_tqdm=disable_tqdm, override_bs=override_bs)
+        self._cut = [self._is_cut(context, continuation) for _, context, continuation in requests]
+        answers: dict[int, Answer] = {}
+        try:
+            for number, answer in self._answers(requests, disable_tqdm):
+                answers[number] = answer
+        except CannotShare as reason:
+            self._cannot_share = str(reason)
+            self._say_once(f"hf-shared-prefix scores like hf: {reason}.")
+        rest = [number for number in range(len(requests)) if number not in answers]
+        if rest:
+            answers.update(zip(rest, stock([requests[n] for n in rest], disable_tqdm=disable_tqdm), strict=True))
+        return [answers[number] for number in range(len(requests))]
+
+    def _is_cut(self, context: list[int], continuation: list[int]) -> bool:
+        if self.backend == "causal":
+            return len(context) + len(continuation) > self.max_length + 1
+        return len(context) > self.max_length
+
+    def _say_once(self, sentence: str) -> None:
+        if sentence not in self._said:
+            self._said.add(sentence)
+            logger.warning(sentence)
+
+    def _answers(self, requests: list[TokenizedRequest], disable_tqdm: bool) -> Iterator[tuple[int, Answer]]:
+        """Answers, with the numbers of their requests, for all requests that can share."""
+        longest = self._longest_shared_input()
+        inputs = [
+            # From the left, as HFLM cuts; a cut prompt begins elsewhere and so shares nothing.
+            Request((context + continuation)[-(self.max_length + 1) :][:-1], continuation)
+            for _, context, continuation in requests
+        ]
+        for (text, context, continuation), request in zip(requests, inputs, strict=True):
+            if not context or not continuation or request.first_scored < 0:
+                raise ModelError(
+                    f"hf-shared-prefix: the request {text!r} has {len(context)} context and {len(continuation)} "
+                    f"continuation tokens, but both must be there and the continuation at most {self.max_length} long."
+                )
+        numbers = [number for number, request in enumerate(inputs) if len(request.tokens) <= longest]
+        if len(numbers) < len(inputs):
+            self._say_once(
+                f"hf-shared-prefix scores {len(inputs) - len(numbers)} of {len(inputs)} requests like hf: beyond "
+                f"{longest} tokens this model's attention or positions depend on the length of the prompt."
+            )
+        limits = Limits(
+            tokens=self.max_batch_tokens,
+            scored=max(1, MAX_LOGITS // self.vocab_size),
+            documents=None if self.batch_size == "auto" else self.batch_size,
+        )
+        with tqdm(
+            total=len(numbers), disable=disable_tqdm or self.rank != 0, desc="Running loglikelihood requests"
+        ) as progress:
+            for group in plan(inputs, numbers, limits):
+                for pack, log_probs in self._scored_packs(group):
+                    for number, answer in _read_answers(pack, log_probs, inputs):
+                        if requests[number][0] is not None:
+                            self.cache_hook.add_partial("loglikelihood", requests[number][0], answer)
+                        progress.update(1)
+                        yield number, answer
+
+    def _longest_shared_input(self) -> int:
+        """Inputs up to this length can share. Raises where none can, as far as that is known without trying."""
+        if self._cannot_share is not None:
+            raise CannotShare(self._cannot_share)
+        if self.backend != "causal":
+            raise CannotShare("an encoder-decoder model has no common prefix to keep")
+        if not self.logits_cache:
+            raise CannotShare("logits_cache=False asks to compute every request by itself")
+        config = self.model.config
+        if config._attn_implementation not in ("sdpa", "eager"):
+            raise CannotShare(
+                f"attention masks of its own need attn_implementation=sdpa or eager, not {config._attn_implementation}"
+            )
+        layers = DynamicCache(config=config).layers
+        if unknown := {type(layer).__name__ for layer in layers} - {"DynamicLayer", "DynamicSlidingWindowLayer"}:
+            raise CannotShare(f"its cache is not one of keys and values by position ({', '.join(sorted(unknown))})")
+        # Within the window, sliding attention is plain attention.
+        lengths = [layer.sliding_window for layer in layers if isinstance(layer, DynamicSlidingWindowLayer)]
+        text = config.get_text_config(decoder=True)
+        rope = getattr(text, "rope_parameters", None) or {}
+        for parameters in [rope] if "rope_type" in rope else rope.values():
+            kind = parameters.get("rope_type", "default")
+            if kind == "longrope" or "dynamic" in kind:  # beyond, all rotations depend on the longest prompt of a pass
+                lengths.append(parameters.get("original_max_position_embeddings") or text.max_position_embeddings)
+        return min([self.max_length, *lengths])
+
+    def _scored_packs(self, group: Group) -> Iterator[tuple[Pack, torch.Tensor]]:
+        """Every pack of a group with its log-probabilities, checked where something is new to this model."""
+        cache = None
+        for pack in group.packs:
+            if not self._plain_checked:
+                self._check_logits(pack.last_branch.tokens[-8:])
+            expected = None
+            if group.prefix and cache is None:
+                cache, expected = self._encode_prefix(group.prefix, pack)
+            elif not self._pack_checked and not pack.is_chain:
+                expected = self._plain_pass(pack)
+            log_probs = self._pack_log_probs(pack, group.prefix, cache)
+            if expected is not None:
+                self._compare(expected, log_probs[pack.answers[-1].rows])
+                self._pack_checked |= not pack.is_chain
+            yield pack, log_probs
+
+    def _encode_prefix(self, length: int, pack: Pack) -> tuple[Cache, torch.Tensor]:
+        """Keys and values of the prefix, and what a plain pass predicts for the pack's last request."""
+        full = DynamicCache()
+        expected = self._plain_pass(pack, past_key_values=full, use_cache=True)
+        layers = [layer for layer in full.layers if isinstance(layer, CacheLayerMixin) and layer.is_initialized]
+        if not layers or any(layer.get_seq_length() != len(pack.last_branch) for layer in layers):
+            raise CannotShare("its forward pass does not keep keys and values in the cache it is given")
+        return Cache(layers=[PrefixLayer(layer, length) for layer in layers]), expected
+
+    def _plain_pass(self, pack: Pack, **kwargs: Any) -> torch.Tensor:
+        """Log-probabilities for the pack's last request, computed as if it were alone in the world."""
+        tokens = pack.last_branch.tokens
+        return self._log_softmax(self._logits(tokens, np.arange(len(tokens))[-len(pack.answers[-1].rows) :], **kwargs))
+
+    def _pack_log_probs(self, pack: Pack, prefix: int, cache: Cache | None) -> torch.Tensor:
+        kwargs: dict[str, Any] = {"past_key_values": cache, "use_cache": cache is not None}
+        if not pack.is_chain:
+            size, dtype = len(pack.tokens), self.model.dtype
+            mask = torch.zeros(1, 1, size, prefix + size, dtype=dtype)
+            mask[..., prefix:].masked_fill_(torch.from_numpy(~pack.ancestry()), torch.finfo(dtype).min)
+            kwargs["attention_mask"] = mask.to(self.device)
+            kwargs["position_ids"] = torch.from_numpy(pack.positions)[None].to(self.device)
+        return self._log_softmax(self._logits(pack.tokens, pack.scored, **kwargs))
+
+    def _logits(self, tokens: np.ndarray, keep: np.ndarray, **kwargs: Any) -> torch.Tensor:
+        """The model's logits for one row of tokens, at the positions to keep."""
+        row = torch.from_numpy(tokens)[None].to(self.device)
+        try:
+            with (
+                torch.no_grad(),
+                torch.autocast(
+                    device_type=self.device.type,
+                    dtype=self.mixed_precision_dtype,
+                    enabled=self.mixed_precision_dtype is not None,
+                ),
+            ):
+                logits = self.model(row, logits_to_keep=torch.from_numpy(keep).to(self.device), **kwargs).logits
+        except Exception as error:  # whatever the model's own code raises when it is asked for something unusual
+            raise CannotShare(f"its forward pass fails with {type(error).__name__}: {error}") from error
+        if logits.shape[:2] != (1, len(keep)):
+            raise CannotShare("its forward pass does not compute logits at chosen positions")
+        return logits[0]
+
+    def _log_softmax(self, logits: torch.Tensor) -> torch.Tensor:
+        return F.log_softmax(logits, dim=-1, dtype=self.softmax_dtype)
+
+    def _check_logits(self, tokens: np.ndarray) -> None:
+        """Logits at chosen positions must be those that HFLM reads: the last one of each input token's."""
+        stock = self._model_call(torch.from_numpy(tokens)[None].to(self.device))[0]
+        if len(stock) != len(tokens):
+            raise CannotShare("it puts tokens of its own before the prompt")
+        self._compare(
+            self._log_softmax(stock[-1:]), self._log_softmax(self._logits(tokens, np.array([len(tokens) - 1])))
+        )
+        self._plain_checked = True
+
+    def _compare(self, expected: torch.Tensor, actual: torch.Tensor) -> None:
+        tolerance = TOLERANCE[self.mixed_precision_dtype or self.model.dtype]
+        if not torch.allclose(expected.float(), actual.float(), rtol=0, atol=tolerance):
+            difference = (expected.float() - actual.float()).abs().max()
+            raise CannotShare(
+                f"log-probabilities of a shared computation differ by up to {difference:.2g} from those of a plain pass"
+            )
+
+
+def _read_answers(pack: Pack, log_probs: torch.Tensor, requests: list[Request]) -> Iterator[tuple[int, Answer]]:
+    """Log-likelihood, and whether it is the greedy one, of every request of the pack."""
+    rows = torch.from_numpy(np.concatenate([answer.rows for answer in pack.answers])).to(log_probs.device)
+    tokens = torch.tensor([t for answer in pack.answers for t in requests[answer.request].continuation])
+    values = log_probs[rows, tokens.to(log_probs.device)].cpu()
+    greedy = log_probs.argmax(dim=-1)[rows].cpu() == tokens
+    sizes = [len(answer.rows) for answer in pack.answers]
+    for answer, value, match in zip(pack.answers, values.split(sizes), greedy.split(sizes), strict=True):
+        yield answer.request, (float(value.sum()), bool(match.all()))
