@@ -84,13 +84,13 @@ class BoundaryDisplay(Display):
                         color="#e67700" if conventional else COLOURS["proca"],
                         linestyle="--",
                         linewidth=1.8,
-                        ymax=0.7,
+                        ymax=0.64,
                         label=None if k else name,
                     )
         ticks = probability_ticks(line[0], line[-1])
         ax.set_xticks(log_odds(ticks), [f"{tick:g}" for tick in ticks])
         ax.set_yticks([])
-        ax.set_ylim(-0.28 * top, 1.75 * top)
+        ax.set_ylim(-0.28 * top, 1.9 * top)
         ax.set_xlabel(f"P({words.get(1, 'positive')}), log-odds scale")
         ax.set_ylabel("density")
         ax.set_title(titles_of(self.rows)[prompt])
