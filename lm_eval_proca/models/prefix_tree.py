@@ -5,14 +5,16 @@ common beginning only once. In lexicographic order the list is a prefix tree, re
 prefixes of neighbours are all one has to know of it:
 
 - a *document* is a run of sequences that share a whole context: a prompt with its labels, itself a small tree;
-- a *pack* is what one forward pass computes: documents side by side in one row, without padding;
-- a *group* is all packs behind the same prefix, whose keys and values are computed once and kept.
+- a *row* holds documents one after the other, their trees flattened;
+- a *pass* is what one forward pass computes: a few rows of similar length;
+- a *group* is all passes behind the same prefix, whose keys and values are computed once and kept.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -39,6 +41,11 @@ class Limits(NamedTuple):
     tokens: int
     scored: int
     documents: int | None = None
+
+    def row(self, prefix: int) -> int:
+        """Most tokens of a row. Matrix products gain from long passes, but attention costs a row's length squared, and
+        each row a copy of the prefix: short rows where there is little to copy."""
+        return max(self.tokens // 4, min(prefix, self.tokens // 2), 1)
 
 
 @dataclass
@@ -72,7 +79,7 @@ class Document:
         new, scored = len(branch) - shared, len(branch) - branch.first_scored
         if (
             shared <= min(self.first_scored, branch.first_scored)
-            or self.size - len(self.branches[0]) + new > limits.tokens
+            or self.size - len(self.branches[0]) + new > limits.row(0)
             or self.scored + scored > limits.scored
         ):
             return False
@@ -84,29 +91,29 @@ class Document:
 
 
 class Answer(NamedTuple):
-    """Where a request finds its predictions: rows of the pass's logits, one for each token of its continuation."""
+    """Where a request finds its predictions, one for each token of its continuation."""
 
     request: int
-    rows: NDArray[np.int64]
+    places: Tokens
 
 
 @dataclass
-class Pack:
-    """One forward pass: the prefix trees of its documents, flattened. Every token follows its ancestors."""
+class Row:
+    """Documents one after the other. Every token follows its ancestors: the beginning of its own prompt."""
 
     tokens: Tokens
     positions: Tokens
     chains: list[tuple[Tokens, int, int]]  # (ancestors, start, stop): tokens start..stop-1 follow each other
-    scored: Tokens  # the tokens whose logits are wanted
-    answers: list[Answer]
+    answers: list[Answer]  # places are those of tokens in the row
+    documents: int
     last_branch: Branch
 
     @classmethod
-    def of(cls, branches: Iterable[Branch], prefix: int) -> Pack:
-        tokens, positions, chains, paths = [], [], [], []
+    def of(cls, documents: Sequence[Document], prefix: int) -> Row:
+        tokens, positions, chains, answers = [], [], [], []
         path = np.empty(0, np.int64)  # where the tokens of the current branch stand in the row
         previous, size = None, 0
-        for branch in branches:
+        for branch in (branch for document in documents for branch in document.branches):
             shared = prefix if previous is None else max(prefix, common_prefix(previous.tokens, branch.tokens))
             stop = size + len(branch) - shared
             ancestors = path[: shared - prefix]
@@ -114,44 +121,89 @@ class Pack:
             tokens.append(branch.tokens[shared:])
             positions.append(np.arange(shared, len(branch)))
             path = np.concatenate([ancestors, np.arange(size, stop)])
-            paths.append((branch, path[branch.first_scored - prefix :]))
+            answers += [Answer(number, path[-length:]) for number, length in branch.requests]
             previous, size = branch, stop
-        if previous is None:
-            raise ValueError("a pack needs at least one branch")
-        scored = np.unique(np.concatenate([predictions for _, predictions in paths]))
-        answers = [
-            Answer(number, np.searchsorted(scored, predictions[-length:]))
-            for branch, predictions in paths
-            for number, length in branch.requests
-        ]
-        return cls(np.concatenate(tokens), np.concatenate(positions), chains, scored, answers, previous)
+        last_branch = documents[-1].branches[-1]
+        return cls(np.concatenate(tokens), np.concatenate(positions), chains, answers, len(documents), last_branch)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
 
     @property
     def is_chain(self) -> bool:
         """Whether every token follows all tokens before it, as in plain text."""
         return all(len(ancestors) == start for ancestors, start, _ in self.chains)
 
+    @cached_property
+    def scored(self) -> Tokens:
+        """The tokens whose logits are wanted."""
+        return np.unique(np.concatenate([answer.places for answer in self.answers]))
+
+
+@dataclass
+class Pass:
+    """Rows that are computed together, padded at the end to the length of the longest."""
+
+    rows: list[Row]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.rows), max(map(len, self.rows))
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the usual causal mask and the usual positions are right for every row."""
+        return all(row.is_chain for row in self.rows)
+
+    def tokens(self) -> Tokens:
+        return self._padded([row.tokens for row in self.rows])
+
+    def positions(self) -> Tokens:
+        return self._padded([row.positions for row in self.rows])
+
+    def _padded(self, rows: list[Tokens]) -> Tokens:
+        padded = np.zeros(self.shape, np.int64)
+        for line, row in zip(padded, rows, strict=True):
+            line[: len(row)] = row
+        return padded
+
     def ancestry(self) -> NDArray[np.bool_]:
-        """Which tokens (columns) each token (row) follows, itself included."""
-        follows = np.zeros((len(self.tokens), len(self.tokens)), dtype=bool)
-        for ancestors, start, stop in self.chains:
-            follows[start:stop, ancestors] = True
-            follows[start:stop, start:stop] = np.tri(stop - start, dtype=bool)
+        """Which tokens each token of a row follows, itself included: (rows, tokens, tokens)."""
+        count, width = self.shape
+        follows = np.broadcast_to(np.eye(width, dtype=bool), (count, width, width)).copy()
+        for matrix, row in zip(follows, self.rows, strict=True):
+            for ancestors, start, stop in row.chains:
+                matrix[start:stop, ancestors] = True
+                matrix[start:stop, start:stop] = np.tri(stop - start, dtype=bool)
         return follows
+
+    @cached_property
+    def scored(self) -> Tokens:
+        """Places in a row where logits are wanted, in one row at least: models compute the same places of all rows."""
+        return np.unique(np.concatenate([row.scored for row in self.rows]))
+
+    def answers(self) -> Iterator[Answer]:
+        """With places among the logits of all rows, one row after the other."""
+        for i, row in enumerate(self.rows):
+            for request, places in row.answers:
+                yield Answer(request, i * len(self.scored) + np.searchsorted(self.scored, places))
 
 
 @dataclass
 class Group:
-    """Packs whose documents all begin with the same `prefix` tokens; 0 where no prefix is worth keeping."""
+    """Passes whose documents all begin with the same `prefix` tokens; 0 where no prefix is worth keeping."""
 
     prefix: int
-    packs: list[Pack]
+    passes: list[Pass]
 
 
 def plan(requests: Sequence[Request], numbers: Iterable[int], limits: Limits) -> list[Group]:
-    """Groups of packs that answer the requests of the given numbers."""
+    """Groups of passes that answer the requests of the given numbers."""
     documents = list(_documents(_branches(requests, numbers), limits))
-    return [Group(prefix, list(_packs(members, prefix, limits))) for prefix, members in _groups(documents, limits)]
+    return [
+        Group(prefix, list(_passes(_rows(members, prefix, limits), limits)))
+        for prefix, members in _groups(documents, limits)
+    ]
 
 
 def common_prefix(a: Tokens, b: Tokens) -> int:
@@ -185,26 +237,44 @@ def _documents(branches: Iterable[Branch], limits: Limits) -> Iterator[Document]
         yield document
 
 
-def _packs(documents: Sequence[Document], prefix: int, limits: Limits) -> Iterator[Pack]:
-    pack: list[Document] = []
+def _rows(documents: Iterable[Document], prefix: int, limits: Limits) -> Iterator[Row]:
+    row: list[Document] = []
     size = scored = 0
     for document in documents:
-        new = document.size - prefix
-        if pack:
-            shared = common_prefix(pack[-1].branches[-1].tokens, document.branches[0].tokens)
+        shared = prefix
+        if row:
+            shared = max(prefix, common_prefix(row[-1].branches[-1].tokens, document.branches[0].tokens))
             if (
-                size + document.size - max(prefix, shared) > limits.tokens
+                size + document.size - shared > limits.row(prefix)
                 or scored + document.scored > limits.scored
-                or len(pack) == limits.documents
+                or len(row) == limits.documents
             ):
-                yield Pack.of((branch for member in pack for branch in member.branches), prefix)
-                pack, size, scored = [], 0, 0
-            else:
-                new = document.size - max(prefix, shared)
-        pack.append(document)
-        size, scored = size + new, scored + document.scored
-    if pack:
-        yield Pack.of((branch for member in pack for branch in member.branches), prefix)
+                yield Row.of(row, prefix)
+                row, size, scored, shared = [], 0, 0, prefix
+        row.append(document)
+        size, scored = size + document.size - shared, scored + document.scored
+    if row:
+        yield Row.of(row, prefix)
+
+
+def _passes(rows: Iterable[Row], limits: Limits) -> Iterator[Pass]:
+    """The longest rows first: similar rows need little padding, and what does not fit into memory fails at once."""
+    together: list[Row] = []
+    documents = 0
+    scored: set[int] = set()
+    for row in sorted(rows, key=len, reverse=True):
+        places = scored.union(row.scored.tolist())
+        if together and (
+            (len(together) + 1) * len(together[0]) > limits.tokens
+            or (len(together) + 1) * len(places) > limits.scored
+            or (limits.documents is not None and documents + row.documents > limits.documents)
+        ):
+            yield Pass(together)
+            together, documents, places = [], 0, set(row.scored.tolist())
+        together.append(row)
+        documents, scored = documents + row.documents, places
+    if together:
+        yield Pass(together)
 
 
 @dataclass
@@ -238,7 +308,7 @@ class _Node:
 def _groups(documents: Sequence[Document], limits: Limits) -> list[tuple[int, list[Document]]]:
     """Documents by the prefix they are computed behind.
 
-    A prefix is cached when that saves more than one full pass; below that, packs share enough by themselves. Prefixes
+    A prefix is cached when that saves more than one full pass; below that, rows share enough by themselves. Prefixes
     nest (an instruction, then the demonstrations of a task), so the choice is made bottom-up over the tree.
     """
     if not documents:

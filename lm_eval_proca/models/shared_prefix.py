@@ -3,12 +3,12 @@
 All requests of a classification task begin with the same instruction and demonstrations, and all labels of a document
 with the same prompt. Stock `hf` computes the whole prompt for every document, and logits at every position of it.
 Here a prefix tree of the requests (see `prefix_tree`) is computed instead: keys and values of a long common prefix
-once, then documents as short continuations of it, packed side by side into one row. An attention mask lets each token
-see the prefix and its own ancestors; position ids put it where it stands in its own prompt. The model's own forward
-pass computes logits, only where a prediction is wanted.
+once, then documents as short continuations of it, one after the other in a row. An attention mask lets each token see
+the prefix and its own ancestors; position ids put it where it stands in its own prompt. The model's own forward pass
+computes logits, only where a prediction is wanted.
 
 Whether a model does what mask, positions and cache ask of it is not taken on trust: a common prefix is encoded by a
-plain pass over one whole request, and the same request scored from the pack must give the same log-probabilities. If it
+plain pass over one whole request, and the same request scored among others must give the same log-probabilities. If it
 does not, or the model cannot be asked, HFLM's own method scores the requests and one log line says why.
 """
 
@@ -29,23 +29,22 @@ from tqdm import tqdm
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from lm_eval_proca.errors import ModelError
-from lm_eval_proca.models.prefix_tree import Group, Limits, Pack, Request, plan
+from lm_eval_proca.models.prefix_tree import Group, Limits, Pass, Request, plan
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("lm_eval.proca")
 
-# Matrix products want many tokens, attention within a pack costs tokens x tokens. On two CPU cores 256 were best, for
-# prefixes of 0 to 700 tokens; accelerators want larger passes.
-MAX_BATCH_TOKENS = {"cpu": 256}
-MAX_BATCH_TOKENS_ACCELERATOR = 2048
+# Measured on two CPU cores, for prefixes of 0 to 700 tokens; accelerators want larger passes.
+MAX_BATCH_TOKENS = {"cpu": 512}
+MAX_BATCH_TOKENS_ACCELERATOR = 4096
 # Elements of the largest logits tensor: 128 MiB in float32.
 MAX_LOGITS = 2**25
 # How far log-probabilities of one request may lie apart when computed in two ways, anywhere in the vocabulary.
 TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.5}
 
-Answer = tuple[float, bool]
+LogLikelihood = tuple[float, bool]  # and whether the continuation is the greedy one
 TokenizedRequest = tuple[tuple[str, str], list[int], list[int]]
 
 
@@ -69,7 +68,11 @@ class PrefixLayer(DynamicLayer):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        return torch.cat([self.keys, key_states], dim=-2), torch.cat([self.values, value_states], dim=-2)
+        rows = len(key_states)
+        return (
+            torch.cat([self.keys.expand(rows, -1, -1, -1), key_states], dim=-2),
+            torch.cat([self.values.expand(rows, -1, -1, -1), value_states], dim=-2),
+        )
 
 
 @register_model("hf-shared-prefix")
@@ -87,7 +90,7 @@ class SharedPrefixLM(HFLM):
         if max_batch_tokens < 1:
             raise ModelError(f"hf-shared-prefix: max_batch_tokens is {max_batch_tokens}, but must be at least 1.")
         self.max_batch_tokens = max_batch_tokens
-        self._plain_checked = self._pack_checked = False
+        self._logits_checked = self._mask_checked = False
         self._cannot_share: str | None = None
         self._said: set[str] = set()
         # For each label lm-eval encodes prompt + label, then the prompt again: the last two hold the prompt.
@@ -115,7 +118,7 @@ class SharedPrefixLM(HFLM):
             return self._encode(string)
         return super().tok_encode(string, add_special_tokens, **kwargs)
 
-    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[Answer]:
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[LogLikelihood]:
         """As HFLM; sets `truncated` on every request: whether the model saw its prompt without the beginning."""
         self._cut: list[bool] = []
         answers = super().loglikelihood(requests, disable_tqdm=disable_tqdm)
@@ -130,12 +133,12 @@ class SharedPrefixLM(HFLM):
 
     def _loglikelihood_tokens(
         self, requests: list[TokenizedRequest], disable_tqdm: bool = False, override_bs: int | None = None
-    ) -> list[Answer]:
+    ) -> list[LogLikelihood]:
         stock = super()._loglikelihood_tokens
         if override_bs is not None:  # the windows of loglikelihood_rolling: nothing to share
             return stock(requests, disable_tqdm=disable_tqdm, override_bs=override_bs)
         self._cut = [self._is_cut(context, continuation) for _, context, continuation in requests]
-        answers: dict[int, Answer] = {}
+        answers: dict[int, LogLikelihood] = {}
         try:
             for number, answer in self._answers(requests, disable_tqdm):
                 answers[number] = answer
@@ -157,7 +160,7 @@ class SharedPrefixLM(HFLM):
             self._said.add(sentence)
             logger.warning(sentence)
 
-    def _answers(self, requests: list[TokenizedRequest], disable_tqdm: bool) -> Iterator[tuple[int, Answer]]:
+    def _answers(self, requests: list[TokenizedRequest], disable_tqdm: bool) -> Iterator[tuple[int, LogLikelihood]]:
         """Answers, with the numbers of their requests, for all requests that can share."""
         longest = self._longest_shared_input()
         inputs = [
@@ -186,8 +189,8 @@ class SharedPrefixLM(HFLM):
             total=len(numbers), disable=disable_tqdm or self.rank != 0, desc="Running loglikelihood requests"
         ) as progress:
             for group in plan(inputs, numbers, limits):
-                for pack, log_probs in self._scored_packs(group):
-                    for number, answer in _read_answers(pack, log_probs, inputs):
+                for scored, log_probs in self._scored_passes(group):
+                    for number, answer in _read_answers(scored, log_probs, inputs):
                         if requests[number][0] is not None:
                             self.cache_hook.add_partial("loglikelihood", requests[number][0], answer)
                         progress.update(1)
@@ -219,50 +222,54 @@ class SharedPrefixLM(HFLM):
                 lengths.append(parameters.get("original_max_position_embeddings") or text.max_position_embeddings)
         return min([self.max_length, *lengths])
 
-    def _scored_packs(self, group: Group) -> Iterator[tuple[Pack, torch.Tensor]]:
-        """Every pack of a group with its log-probabilities, checked where something is new to this model."""
+    def _scored_passes(self, group: Group) -> Iterator[tuple[Pass, torch.Tensor]]:
+        """Every pass of a group with its log-probabilities, checked where something is new to this model."""
         cache = None
-        for pack in group.packs:
-            if not self._plain_checked:
-                self._check_logits(pack.last_branch.tokens[-8:])
+        for scored in group.passes:
+            # The request to check: after as many others as possible, so that they would show.
+            number, row = max(enumerate(scored.rows), key=lambda item: len(item[1].chains))
+            tokens, predictions = row.last_branch.tokens, len(row.answers[-1].places)
+            if not self._logits_checked:
+                self._check_logits(tokens[-8:])
             expected = None
             if group.prefix and cache is None:
-                cache, expected = self._encode_prefix(group.prefix, pack)
-            elif not self._pack_checked and not pack.is_chain:
-                expected = self._plain_pass(pack)
-            log_probs = self._pack_log_probs(pack, group.prefix, cache)
+                cache, expected = self._encode_prefix(group.prefix, tokens, predictions)
+            elif not self._mask_checked and not scored.is_plain:
+                expected = self._plain_pass(tokens, predictions)
+            log_probs = self._pass_log_probs(scored, group.prefix, cache)
             if expected is not None:
-                self._compare(expected, log_probs[pack.answers[-1].rows])
-                self._pack_checked |= not pack.is_chain
-            yield pack, log_probs
+                places = number * len(scored.scored) + np.searchsorted(scored.scored, row.answers[-1].places)
+                self._compare(expected, log_probs[places])
+                self._mask_checked |= not scored.is_plain
+            yield scored, log_probs
 
-    def _encode_prefix(self, length: int, pack: Pack) -> tuple[Cache, torch.Tensor]:
-        """Keys and values of the prefix, and what a plain pass predicts for the pack's last request."""
+    def _encode_prefix(self, length: int, tokens: np.ndarray, predictions: int) -> tuple[Cache, torch.Tensor]:
+        """Keys and values of the prefix, and what the plain pass over a whole request predicts at its end."""
         full = DynamicCache()
-        expected = self._plain_pass(pack, past_key_values=full, use_cache=True)
+        expected = self._plain_pass(tokens, predictions, past_key_values=full, use_cache=True)
         layers = [layer for layer in full.layers if isinstance(layer, CacheLayerMixin) and layer.is_initialized]
-        if not layers or any(layer.get_seq_length() != len(pack.last_branch) for layer in layers):
+        if not layers or any(layer.get_seq_length() != len(tokens) for layer in layers):
             raise CannotShare("its forward pass does not keep keys and values in the cache it is given")
         return Cache(layers=[PrefixLayer(layer, length) for layer in layers]), expected
 
-    def _plain_pass(self, pack: Pack, **kwargs: Any) -> torch.Tensor:
-        """Log-probabilities for the pack's last request, computed as if it were alone in the world."""
-        tokens = pack.last_branch.tokens
-        return self._log_softmax(self._logits(tokens, np.arange(len(tokens))[-len(pack.answers[-1].rows) :], **kwargs))
+    def _plain_pass(self, tokens: np.ndarray, predictions: int, **kwargs: Any) -> torch.Tensor:
+        """Log-probabilities at the last positions of a request, computed as if it were alone in the world."""
+        return self._log_probs(tokens[None], np.arange(len(tokens))[-predictions:], **kwargs)
 
-    def _pack_log_probs(self, pack: Pack, prefix: int, cache: Cache | None) -> torch.Tensor:
+    def _pass_log_probs(self, scored: Pass, prefix: int, cache: Cache | None) -> torch.Tensor:
         kwargs: dict[str, Any] = {"past_key_values": cache, "use_cache": cache is not None}
-        if not pack.is_chain:
-            size, dtype = len(pack.tokens), self.model.dtype
-            mask = torch.zeros(1, 1, size, prefix + size, dtype=dtype)
-            mask[..., prefix:].masked_fill_(torch.from_numpy(~pack.ancestry()), torch.finfo(dtype).min)
+        if not scored.is_plain:
+            rows, width = scored.shape
+            mask = torch.zeros(rows, 1, width, prefix + width, dtype=self.model.dtype)
+            hidden = torch.from_numpy(~scored.ancestry())[:, None]
+            mask[..., prefix:].masked_fill_(hidden, torch.finfo(mask.dtype).min)
             kwargs["attention_mask"] = mask.to(self.device)
-            kwargs["position_ids"] = torch.from_numpy(pack.positions)[None].to(self.device)
-        return self._log_softmax(self._logits(pack.tokens, pack.scored, **kwargs))
+            kwargs["position_ids"] = torch.from_numpy(scored.positions()).to(self.device)
+        return self._log_probs(scored.tokens(), scored.scored, **kwargs)
 
-    def _logits(self, tokens: np.ndarray, keep: np.ndarray, **kwargs: Any) -> torch.Tensor:
-        """The model's logits for one row of tokens, at the positions to keep."""
-        row = torch.from_numpy(tokens)[None].to(self.device)
+    def _log_probs(self, tokens: np.ndarray, places: np.ndarray, **kwargs: Any) -> torch.Tensor:
+        """Log-probabilities of the next token at these places of every row, one row after the other."""
+        inputs, keep = torch.from_numpy(tokens).to(self.device), torch.from_numpy(places).to(self.device)
         try:
             with (
                 torch.no_grad(),
@@ -272,25 +279,21 @@ class SharedPrefixLM(HFLM):
                     enabled=self.mixed_precision_dtype is not None,
                 ),
             ):
-                logits = self.model(row, logits_to_keep=torch.from_numpy(keep).to(self.device), **kwargs).logits
+                logits = self.model(inputs, logits_to_keep=keep, **kwargs).logits
         except Exception as error:  # whatever the model's own code raises when it is asked for something unusual
             raise CannotShare(f"its forward pass fails with {type(error).__name__}: {error}") from error
-        if logits.shape[:2] != (1, len(keep)):
+        if logits.shape[:2] != (len(inputs), len(keep)):
             raise CannotShare("its forward pass does not compute logits at chosen positions")
-        return logits[0]
-
-    def _log_softmax(self, logits: torch.Tensor) -> torch.Tensor:
-        return F.log_softmax(logits, dim=-1, dtype=self.softmax_dtype)
+        return F.log_softmax(logits.flatten(0, 1), dim=-1, dtype=self.softmax_dtype)
 
     def _check_logits(self, tokens: np.ndarray) -> None:
-        """Logits at chosen positions must be those that HFLM reads: the last one of each input token's."""
-        stock = self._model_call(torch.from_numpy(tokens)[None].to(self.device))[0]
-        if len(stock) != len(tokens):
+        """Logits at a chosen position must be those that HFLM reads there."""
+        stock = self._model_call(torch.from_numpy(tokens)[None].to(self.device))
+        if stock.shape[1] != len(tokens):
             raise CannotShare("it puts tokens of its own before the prompt")
-        self._compare(
-            self._log_softmax(stock[-1:]), self._log_softmax(self._logits(tokens, np.array([len(tokens) - 1])))
-        )
-        self._plain_checked = True
+        expected = F.log_softmax(stock[0, -1:], dim=-1, dtype=self.softmax_dtype)
+        self._compare(expected, self._plain_pass(tokens, 1))
+        self._logits_checked = True
 
     def _compare(self, expected: torch.Tensor, actual: torch.Tensor) -> None:
         tolerance = TOLERANCE[self.mixed_precision_dtype or self.model.dtype]
@@ -301,12 +304,15 @@ class SharedPrefixLM(HFLM):
             )
 
 
-def _read_answers(pack: Pack, log_probs: torch.Tensor, requests: list[Request]) -> Iterator[tuple[int, Answer]]:
-    """Log-likelihood, and whether it is the greedy one, of every request of the pack."""
-    rows = torch.from_numpy(np.concatenate([answer.rows for answer in pack.answers])).to(log_probs.device)
-    tokens = torch.tensor([t for answer in pack.answers for t in requests[answer.request].continuation])
-    values = log_probs[rows, tokens.to(log_probs.device)].cpu()
-    greedy = log_probs.argmax(dim=-1)[rows].cpu() == tokens
-    sizes = [len(answer.rows) for answer in pack.answers]
-    for answer, value, match in zip(pack.answers, values.split(sizes), greedy.split(sizes), strict=True):
+def _read_answers(
+    scored: Pass, log_probs: torch.Tensor, requests: list[Request]
+) -> Iterator[tuple[int, LogLikelihood]]:
+    """Log-likelihood, and whether it is the greedy one, of every request of the pass."""
+    answers = list(scored.answers())
+    places = torch.from_numpy(np.concatenate([answer.places for answer in answers])).to(log_probs.device)
+    tokens = torch.tensor([token for answer in answers for token in requests[answer.request].continuation])
+    values = log_probs[places, tokens.to(log_probs.device)].cpu()
+    greedy = log_probs.argmax(dim=-1)[places].cpu() == tokens
+    sizes = [len(answer.places) for answer in answers]
+    for answer, value, match in zip(answers, values.split(sizes), greedy.split(sizes), strict=True):
         yield answer.request, (float(value.sum()), bool(match.all()))

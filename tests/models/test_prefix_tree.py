@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Iterator
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lm_eval_proca.models.prefix_tree import Group, Limits, Request, plan
+from lm_eval_proca.models.prefix_tree import Group, Limits, Request, Row, plan
 
 # Few distinct tokens, so that sequences begin alike, repeat, and are prefixes of each other.
 token_lists = st.lists(st.integers(0, 2), min_size=1, max_size=12)
@@ -24,26 +25,38 @@ def requests(draw: st.DrawFn) -> Request:
 limits = st.builds(Limits, st.integers(1, 30), st.integers(1, 8), st.none() | st.integers(1, 4))
 
 
+def rows_of(groups: list[Group]) -> Iterator[tuple[Group, Row]]:
+    return ((group, row) for group in groups for scored in group.passes for row in scored.rows)
+
+
 def computed(groups: list[Group]) -> int:
-    """Tokens that all passes together compute, the encoding of prefixes included."""
-    return sum(group.prefix + sum(len(pack.tokens) for pack in group.packs) for group in groups)
+    """Tokens that all passes together compute, without padding, the encoding of prefixes included."""
+    return sum(group.prefix for group in groups) + sum(len(row) for _, row in rows_of(groups))
+
+
+def contexts_of(row: Row, requests: list[Request]) -> int:
+    """Contexts of a row none of which begins with another: what a document is, told from the requests alone."""
+    contexts = {tuple(requests[a.request].tokens[: requests[a.request].first_scored + 1]) for a in row.answers}
+    return sum(not any(c[: len(other)] == other for other in contexts - {c}) for c in contexts)
 
 
 @given(st.lists(requests(), max_size=40), limits)
 def test_every_prediction_is_made_from_the_tokens_before_it(requests: list[Request], limits: Limits) -> None:
     answered = []
     for group in plan(requests, range(len(requests)), limits):
-        for pack in group.packs:
-            follows = pack.ancestry()
-            prefix = pack.last_branch.tokens[: group.prefix].tolist()
-            assert pack.is_chain == bool((follows == np.tri(len(follows), dtype=bool)).all())
-            for answer in pack.answers:
+        for scored in group.passes:
+            tokens, positions, follows = scored.tokens(), scored.positions(), scored.ancestry()
+            for answer in scored.answers():
                 request = requests[answer.request]
-                assert len(answer.rows) == len(request.continuation)
-                for end, row in enumerate(answer.rows, start=request.first_scored + 1):
-                    seen = follows[pack.scored[row]]
-                    assert prefix + pack.tokens[seen].tolist() == list(request.tokens[:end])
-                    assert pack.positions[seen].tolist() == list(range(group.prefix, end))
+                assert len(answer.places) == len(request.continuation)
+                for end, place in enumerate(answer.places, start=request.first_scored + 1):
+                    row, i = divmod(place, len(scored.scored))
+                    seen = follows[row, scored.scored[i]]
+                    prefix = scored.rows[row].last_branch.tokens[: group.prefix].tolist()
+                    assert prefix + tokens[row, seen].tolist() == list(request.tokens[:end])
+                    assert positions[row, seen].tolist() == list(range(group.prefix, end))
+                    if scored.is_plain:
+                        assert seen.tolist() == [j <= scored.scored[i] for j in range(len(seen))]
                 answered.append(answer.request)
     assert sorted(answered) == list(range(len(requests)))
 
@@ -53,14 +66,17 @@ def test_a_pass_stays_within_its_limits_unless_one_document_exceeds_them(
     requests: list[Request], limits: Limits
 ) -> None:
     for group in plan(requests, range(len(requests)), limits):
-        for pack in group.packs:
-            contexts = {tuple(requests[a.request].tokens[: requests[a.request].first_scored + 1]) for a in pack.answers}
-            roots = {c for c in contexts if not any(c[: len(other)] == other for other in contexts - {c})}
-            if len(roots) > 1:
-                assert len(pack.tokens) <= limits.tokens
-                assert len(pack.scored) <= limits.scored
+        for scored in group.passes:
+            documents = sum(contexts_of(row, requests) for row in scored.rows)
+            if len(scored.rows) > 1:
+                assert len(scored.rows) * max(map(len, scored.rows)) <= limits.tokens
+                assert len(scored.rows) * len(scored.scored) <= limits.scored
             if limits.documents is not None:
-                assert len(roots) <= limits.documents
+                assert documents <= limits.documents
+            for row in scored.rows:
+                if contexts_of(row, requests) > 1:
+                    assert len(row) <= limits.row(group.prefix)
+                    assert len(row.scored) <= limits.scored
 
 
 @given(st.lists(requests(), max_size=40), limits)
@@ -83,13 +99,13 @@ def test_labels_of_a_document_cost_only_their_own_tokens() -> None:
     (group,) = plan(prompts(list(range(100)), 50, labels), range(50 * 14), Limits(64, 1000))
     assert group.prefix == 100
     assert computed([group]) == 100 + 50 * (2 + 2)
-    assert [len(pack.tokens) for pack in group.packs] == [64, 64, 64, 8]
+    assert [scored.shape for scored in group.passes] == [(2, 32)] * 3 + [(1, 8)]
 
 
 def test_labels_that_are_prefixes_of_each_other_share_a_branch() -> None:
     (group,) = plan(prompts([], 1, [[1], [1, 2], [1, 2, 3]]), range(3), Limits(64, 64))
-    assert group.packs[0].is_chain
-    assert len(group.packs[0].tokens) == 4
+    assert group.passes[0].is_plain
+    assert group.passes[0].shape == (1, 4)
 
 
 def test_tasks_mixed_in_one_list_are_told_apart() -> None:
@@ -117,10 +133,18 @@ def test_a_prefix_never_contains_a_prediction() -> None:
 def test_deep_nesting_needs_no_recursion() -> None:
     requests = [Request([1] * length + [2], [0]) for length in range(1, 1500)]
     groups = plan(requests, range(len(requests)), Limits(64, 1000))
-    assert sum(len(pack.answers) for group in groups for pack in group.packs) == len(requests)
+    assert sum(len(row.answers) for _, row in rows_of(groups)) == len(requests)
 
 
 @pytest.mark.parametrize("documents", [1, 3])
 def test_documents_of_a_pass_are_bounded(documents: int) -> None:
     (group,) = plan(prompts(list(range(100)), 7, [[1], [2, 3], [3, 3]]), range(21), Limits(512, 1000, documents))
-    assert max(len({a.request // 3 for a in pack.answers}) for pack in group.packs) == documents
+    assert max(len({a.request // 3 for a in scored.answers()}) for scored in group.passes) == documents
+
+
+def test_rows_of_similar_length_are_padded_little() -> None:
+    lengths = [3, 50, 4, 49, 5, 48, 6, 47]
+    requests = [Request([100 + i] * n, [1]) for i, n in enumerate(lengths)]
+    (group,) = plan(requests, range(8), Limits(200, 1000, 16))
+    padded = sum(rows * width for rows, width in (scored.shape for scored in group.passes))
+    assert padded <= 1.1 * sum(lengths)
