@@ -57,8 +57,8 @@ def served(request: pytest.FixtureRequest, tokenizer: PreTrainedTokenizerFast) -
 
 @pytest.fixture
 def log(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
-    caplog.set_level(logging.INFO, logger="lm_eval_proca")
-    return lambda: [r.getMessage() for r in caplog.records if r.name.startswith("lm_eval_proca")]
+    caplog.set_level(logging.INFO, logger="lm_eval.proca")
+    return lambda: [r.getMessage() for r in caplog.records if r.name.startswith("lm_eval.proca")]
 
 
 def count_tokens(model: PreTrainedModel, run: Callable[[], Any]) -> int:
