@@ -62,7 +62,9 @@ def test_one_two_and_three_processes_agree(lm_eval_cli, folders):
         assert assignment(many) == assignment(one)
         assert np.array_equal(gathered.role, table.role)
         assert np.array_equal(gathered.index, table.index)
-        assert np.array_equal(gathered.scores, table.scores), "one document per pass and one thread: the same bits"
+        # One document per pass and one thread: the same bits on the machines we know. The pass that encodes the prefix
+        # reads a document of its own shard, so only rounding is promised.
+        assert np.abs(gathered.scores - table.scores).max() <= 1e-5
         documents = Counter(zip(gathered.role.tolist(), gathered.index.tolist(), strict=True))
         assert set(documents.values()) == {1}
         assert len(documents) == 31 + 40 + 3
