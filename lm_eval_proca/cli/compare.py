@@ -6,10 +6,8 @@ import argparse
 import importlib
 import os
 import sys
-from pathlib import Path
 
-from lm_eval_proca.errors import ResultsError
-from lm_eval_proca.files import replacing
+from lm_eval_proca.report.rows import write_file
 
 HELP = "compare models and calibrators: the paper's table and a leaderboard from result folders"
 
@@ -55,24 +53,14 @@ def run(args: argparse.Namespace) -> int:
     if args.output is None:
         sys.stdout.write(text)
     else:
-        _write(args.output, text)
+        write_file(text, args.output)
     if args.html is not None:
         from lm_eval_proca.report.page import render_page
 
-        _write(args.html, render_page(report))
+        write_file(render_page(report), args.html)
         print(f"page written to {args.html}", file=sys.stderr)
     shown = args.output is None and args.format in WITH_NOTICES
     for notice in report.notices:
         if notice.kind == "damaged" or not shown:
             print(f"{notice.kind}: {notice.text}", file=sys.stderr)
     return SOMETHING_SKIPPED if report.damaged else 0
-
-
-def _write(name: str, text: str) -> None:
-    path = Path(name)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as unfinished:
-            unfinished.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ResultsError(f"Cannot write {path} ({error.strerror}); give another file.") from error

@@ -44,7 +44,7 @@ def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def write_rows(rows: Sequence[Mapping[str, Any]], path: str | os.PathLike[str]) -> Path:
-    """Write CSV or JSON, whichever the suffix says; a reader sees the whole file or none."""
+    """Write CSV or JSON, whichever the suffix says."""
     path = Path(path)
     if path.suffix == ".json":
         text = json.dumps(list(rows), indent=2, ensure_ascii=False) + "\n"
@@ -52,6 +52,12 @@ def write_rows(rows: Sequence[Mapping[str, Any]], path: str | os.PathLike[str]) 
         text = csv_text(rows)
     else:
         raise ResultsError(f"Cannot write {path}: the name must end in .csv or .json.")
+    return write_file(text, path)
+
+
+def write_file(text: str, path: str | os.PathLike[str]) -> Path:
+    """Write a report the user named a file for; a reader sees the whole file or none."""
+    path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as unfinished:
