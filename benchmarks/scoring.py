@@ -208,7 +208,15 @@ def load(folder: Path | None) -> HFLM:
 def gpt2(stock: HFLM) -> HFLM:
     """Another architecture, with learned positions; random weights will do, as time does not depend on them."""
     torch.manual_seed(0)
-    config = GPT2Config(vocab_size=len(stock.tokenizer), n_positions=2048, n_embd=512, n_layer=8, n_head=8)
+    config = GPT2Config(
+        vocab_size=len(stock.tokenizer),
+        n_positions=2048,
+        n_embd=512,
+        n_layer=8,
+        n_head=8,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
     return HFLM(GPT2LMHeadModel(config).eval(), tokenizer=stock.tokenizer)
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from random import Random
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
 KIND = "generated estimate set"
 MANY_LABELS = 10
 """From this many labels on, one demonstration per class is shown instead of two (the paper's rule for DBPedia)."""
+
+PER_ORDER = 4
+"""Continuations of one order of the demonstrations: backends that share equal prompts read them once."""
 
 
 @dataclass(frozen=True)
@@ -182,12 +186,12 @@ def _prompts(
 ) -> list[str]:
     rnd = Random(f"round-{wanted.seed}-{number}")
     config = task.config
+    orders = [rnd.sample(demonstrations, len(demonstrations)) for _ in range(-(-wanted.round_size // PER_ORDER))]
     prompts = []
-    for _ in range(wanted.round_size):
-        order = rnd.sample(demonstrations, len(demonstrations))
+    for order in orders:
         shown = "".join(f"{d['text']}{config.target_delimiter}{d['label']}{config.fewshot_delimiter}" for d in order)
-        prompts.append(f"{config.description or ''}{shown}{template.head}")
-    return prompts
+        prompts += [f"{config.description or ''}{shown}{template.head}"] * PER_ORDER
+    return prompts[: wanted.round_size]
 
 
 def _longest(demonstrations: Iterable[Mapping[str, str]]) -> int:
@@ -211,9 +215,26 @@ def _continuations(
         Instance(request_type="generate_until", doc={}, arguments=(prompt, dict(options)), idx=i)
         for i, prompt in enumerate(prompts)
     ]
-    lm = model.load()
-    torch.manual_seed(Random(f"sampling-{origin['seed']}-{number}").getrandbits(63))
-    return list(lm.generate_until(requests, disable_tqdm=True))
+    with _whole_rounds(model.load(), len(prompts)) as lm:
+        torch.manual_seed(Random(f"sampling-{origin['seed']}-{number}").getrandbits(63))
+        return list(lm.generate_until(requests, disable_tqdm=True))
+
+
+@contextmanager
+def _whole_rounds(lm: Any, round_size: int) -> Iterator[Any]:
+    """Where the batch size is "auto", sample a round in one batch.
+
+    HFLM would look for the largest batch of full-length prompts that fits into memory. That takes minutes on a CPU, and
+    what is written would depend on how much memory is free, since rows of a batch share random numbers.
+    """
+    automatic = getattr(lm, "batch_size_per_gpu", None) == "auto"
+    if automatic:
+        lm.batch_size_per_gpu = round_size
+    try:
+        yield lm
+    finally:
+        if automatic:
+            lm.batch_size_per_gpu = "auto"
 
 
 # ------------------------------------------------------------------ rows

@@ -30,6 +30,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, Dynam
 
 from lm_eval_proca.errors import ModelError
 from lm_eval_proca.models.prefix_tree import Group, Limits, Pass, Request, plan
+from lm_eval_proca.models.sampling import can_decode, decoding_loop
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
@@ -117,6 +118,18 @@ class SharedPrefixLM(HFLM):
         if add_special_tokens is None and not kwargs:
             return self._encode(string)
         return super().tok_encode(string, add_special_tokens, **kwargs)
+
+    def _model_generate(self, context: torch.Tensor, max_length: int, stop: list[str], **options: Any) -> torch.Tensor:
+        """As HFLM; equal prompts are read once and finished rows leave the batch, where the model allows it."""
+        if self.backend == "causal" and can_decode(self.model, options):
+            options["custom_generate"] = decoding_loop(functools.partial(self._ended, stop))
+        return super()._model_generate(context, max_length, stop, **options)
+
+    def _ended(self, stop: list[str], generated: torch.Tensor) -> torch.Tensor:
+        # A stop sequence of n characters lies within the last n tokens, and may begin within one before.
+        tails = self.tokenizer.batch_decode(generated[:, -(max(map(len, stop)) + 1) :], skip_special_tokens=False)
+        ended = [any(sequence in tail for sequence in stop) for tail in tails]
+        return torch.tensor(ended, device=generated.device) | (generated[:, -1] == self.eot_token_id)
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[LogLikelihood]:
         """As HFLM; sets `truncated` on every request: whether the model saw its prompt without the beginning."""

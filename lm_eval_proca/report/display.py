@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import textwrap
+from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -50,7 +51,7 @@ class MissingMatplotlib(ProcaError, ImportError):
     """Figures were asked for and the optional package that draws them is not there."""
 
 
-class Display:
+class Display(ABC):
     """Rows of one analysis, and how they are drawn.
 
     Attributes
@@ -114,9 +115,9 @@ class Display:
         self.ax_ = axes if len(panels) > 1 else axes[0]
         return self
 
+    @abstractmethod
     def draw(self, ax: Any, panel: Any) -> None:
         """Draw one panel."""
-        raise NotImplementedError
 
     def footnote(self) -> str:
         """What the figure rests on: models, and evaluation rows per run, which may have been limited."""

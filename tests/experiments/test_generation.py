@@ -89,6 +89,22 @@ def test_a_real_model_writes_usable_inputs(sst2, model: Model, tmp_path: Path):
     assert generate(sst2, model, WANTED, path, progress=False)["rows"] == 12, "a finished file is left as it is"
 
 
+def test_an_automatic_batch_size_is_the_whole_round(sst2, writer: Path, tmp_path: Path, monkeypatch):
+    from lm_eval.models.huggingface import HFLM
+
+    def search(*args, **kwargs):
+        raise AssertionError("the largest batch is looked for, and the text depends on free memory")
+
+    monkeypatch.setattr(HFLM, "_detect_batch_size", search)
+    rows = {}
+    for batch_size in ("auto", 16):  # 16 is the size of a round here
+        model = Model("hf-shared-prefix", {"pretrained": str(writer)}, batch_size=batch_size, device="cpu")
+        generate(sst2, model, WANTED, tmp_path / f"{batch_size}.jsonl", progress=False)
+        assert model.load().batch_size == batch_size
+        rows[batch_size] = rows_of(tmp_path / f"{batch_size}.jsonl")[1]
+    assert rows["auto"] == rows[16]
+
+
 def test_an_interrupted_generation_ends_with_the_same_file(sst2, model: Model, tmp_path: Path, monkeypatch):
     generate(sst2, model, WANTED, tmp_path / "whole.jsonl", progress=False)
 
