@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from lm_eval_proca.errors import TaskError
+
+logger = logging.getLogger("lm_eval.proca")
 
 DATA_DIR_VARIABLE = "PROCA_DATA_DIR"
 PREFIX = "proca"
@@ -59,6 +62,8 @@ def read_settings(task: str, block: Any, metadata: Mapping[str, Any]) -> Setting
     flat = {key[len(PREFIX) + 1 :]: value for key, value in metadata.items() if key.startswith(f"{PREFIX}.")}
     runtime = {**nested, **flat}
     _refuse_unknown(task, runtime, "--metadata proca.*")
+    if bare := sorted(set(metadata) & set(KNOWN)):
+        logger.warning(f"{task}: {bare[0]} in --metadata is not read; did you mean {PREFIX}.{bare[0]}?")
 
     environment = {"data_dir": os.environ[DATA_DIR_VARIABLE]} if os.environ.get(DATA_DIR_VARIABLE) else {}
     chosen = {**block, **environment, **runtime}

@@ -108,7 +108,8 @@ class CalibratedTask(ConfigurableTask):
         self._check_columns()
 
     def _local_folder(self) -> Path | None:
-        if self.settings.data_dir is None or self.config.custom_dataset is not None:
+        names_its_files = "data_files" in (self.config.dataset_kwargs or {}) and self.settings.data_folder is None
+        if self.settings.data_dir is None or self.config.custom_dataset is not None or names_its_files:
             return None
         hub_name = self.config.dataset_name or Path(str(self.config.dataset_path)).name
         folder = Path(self.settings.data_dir).expanduser() / (self.settings.data_folder or hub_name)

@@ -114,7 +114,8 @@ class BoundaryDisplay(Display):
             ax.bar_label(bars, fmt="%.0f", fontsize=8, padding=1)
         ax.set_xticks(range(len(prompts)), [title.replace(", ", "\n") for title in titles_of(self.rows).values()])
         ax.grid(axis="x", visible=False)
-        ax.set_ylim(0, 122)
+        ax.set_ylim(0, 122)  # room for the legend
+        ax.set_yticks(range(0, 101, 20))
         ax.set_ylabel("accuracy (%)")
         ax.set_title("what the boundaries give")
         ax.legend(loc="upper center", ncols=len(methods), columnspacing=1.0, handlelength=1.2)

@@ -55,3 +55,9 @@ def test_bad_settings_end_in_one_sentence(block, metadata, words):
     assert "\n" not in sentence
     for word in words:
         assert word in sentence
+
+
+def test_a_setting_without_its_prefix_is_noticed(caplog: pytest.LogCaptureFixture):
+    with caplog.at_level("WARNING", logger="lm_eval.proca"):
+        assert read_settings("t", {}, {"estimate_size": 40}).estimate_size == 500
+    assert "did you mean proca.estimate_size?" in caplog.text

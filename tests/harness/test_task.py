@@ -217,6 +217,15 @@ class TestOwnTask:
         results = evaluate("own_sentiment", include=own_task(), num_fewshot=1)
         assert {key.split(",")[1] for key in results["results"]["own_sentiment"] if key.startswith("acc,")} == FILTERS
 
+    def test_a_task_that_names_its_files_reads_them_whatever_the_data_dir(self, evaluate, own_task, data_dir, tmp_path):
+        files = {split: str(data_dir / "sst2" / f"{split}.jsonl") for split in ("train", "validation")}
+        more = f"dataset_kwargs: {json.dumps({'data_files': files})}"
+        folder = own_task(more=more, drop="data_folder")
+        yaml = folder / "own_sentiment.yaml"
+        yaml.write_text(yaml.read_text().replace("somebody/reviews", "json"))
+        results = evaluate("own_sentiment", include=folder, settings={"data_dir": str(tmp_path)}, num_fewshot=0)
+        assert set(results["results"]["own_sentiment"]) >= {"acc,none", "acc,proca"}
+
     def test_filter_parameters_come_from_the_yaml(self, evaluate, own_task):
         more = """
 filter_list:
