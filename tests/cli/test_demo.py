@@ -44,6 +44,13 @@ def test_a_package_without_the_model_file_is_refused(monkeypatch: pytest.MonkeyP
         packaged_model()
 
 
+def test_the_models_arguments_can_be_used_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--print-model-args"]) == 0
+    printed = dict(argument.split("=", 1) for argument in capsys.readouterr().out.strip().split(","))
+    assert printed == packaged_model()
+    assert (Path(printed["pretrained"]) / printed["gguf_file"]).is_file()
+
+
 def test_a_failing_lm_eval_is_reported(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "executable", "false")  # the program that only fails, in place of Python
     assert main(["demo", "--pretrained", "some/model"]) == 1
