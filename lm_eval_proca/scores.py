@@ -24,6 +24,7 @@ FORMAT_VERSION = 1
 ROLES = ("eval", "estimate", "content_free")
 NO_GOLD = -1
 
+_ORIGIN = ("task", "model", "num_fewshot", "seed", "prompt_hash")
 _METADATA_KEY = b"lm_eval_proca"
 _SECRET = re.compile(r"(^|_)(api_?key|key|token|secret|password|auth|headers?)($|_)", re.IGNORECASE)
 
@@ -75,6 +76,12 @@ class ScoreTable:
     def labels(self) -> list[str]:
         """The label words, in the order of the score columns."""
         return list(self.metadata.get("labels") or [str(k) for k in range(self.scores.shape[1])])
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        """Model and prompt behind the scores, as far as they are known: what a calibrator depends on."""
+        known = {key: self.metadata.get(key) for key in _ORIGIN}
+        return {key: value for key, value in known.items() if value not in (None, "unknown")}
 
     def scores_of(self, role: str) -> np.ndarray:
         """Scores of one role in document order, shape (m, labels)."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -38,6 +39,10 @@ class Calibrator(BaseEstimator, ABC):
         Number of labels seen during :meth:`fit`.
     n_rows_ : int
         Number of documents seen during :meth:`fit`.
+    labels_ : list of str, or None
+        The label words given to :meth:`fit`, in the order of the score columns.
+    origin_ : dict
+        Where the scores given to :meth:`fit` came from, as far as it was told.
     """
 
     fits_on: ClassVar[str] = "estimate"
@@ -47,14 +52,22 @@ class Calibrator(BaseEstimator, ABC):
 
     n_labels_: int
     n_rows_: int
+    labels_: list[str] | None
+    origin_: dict[str, Any]
 
-    def fit(self, scores: ArrayLike) -> Self:
+    def fit(
+        self, scores: ArrayLike, *, labels: Sequence[str] | None = None, origin: Mapping[str, Any] | None = None
+    ) -> Self:
         """Learn from the scores of unlabeled documents.
 
         Parameters
         ----------
         scores : array-like of shape (n_documents, n_labels)
             Log-likelihoods of the labels.
+        labels : sequence of str, optional
+            The label words, one per column; a saved calibrator can then be applied to columns by their names.
+        origin : mapping, optional
+            Where the scores come from (task, model, ...), as JSON can hold it; it is kept and saved, nothing more.
 
         Returns
         -------
@@ -65,8 +78,10 @@ class Calibrator(BaseEstimator, ABC):
         checked = check_scores(scores)
         if not len(checked):
             raise CalibrationError(f"{type(self).__name__} was given no documents to fit on; it needs at least one.")
+        words = check_labels(labels, checked.shape[1])
         self._fit(checked)
         self.n_rows_, self.n_labels_ = checked.shape
+        self.labels_, self.origin_ = words, dict(origin or {})
         return self
 
     def check_params(self) -> None:
@@ -97,6 +112,10 @@ class Calibrator(BaseEstimator, ABC):
                 f"{self.n_labels_}; give the same labels in the same order."
             )
         return log_softmax(self._calibrate(checked), axis=1)
+
+    def predict_proba(self, scores: ArrayLike) -> Array:
+        """Calibrated probabilities of the labels, each row summing to one: exp of :meth:`predict_log_proba`."""
+        return np.exp(self.predict_log_proba(scores))
 
     def predict(self, scores: ArrayLike) -> NDArray[np.intp]:
         """Index of the most probable label of each document, by :meth:`predict_log_proba`."""
@@ -160,6 +179,18 @@ def check_scores(scores: ArrayLike) -> Array:
             f"finite log-likelihood, so look at what the model returned for that document."
         )
     return checked
+
+
+def check_labels(labels: Sequence[str] | None, n_labels: int) -> list[str] | None:
+    """The label words without the blanks around them, or an error if they cannot name the columns."""
+    if labels is None:
+        return None
+    words = [str(label).strip() for label in labels]
+    if not len(words) == len(set(words)) == n_labels:
+        raise CalibrationError(
+            f"The label words {', '.join(words)} cannot name {n_labels} label columns; give each column its own word."
+        )
+    return words
 
 
 def plain(value: Any) -> Any:

@@ -1,7 +1,8 @@
 """A fitted calibrator as one JSON file: no pickle, nothing in it is executed or imported.
 
 ``{"format": ..., "format_version": 1, "sha256": ..., "content": {"calibrator", "params", "fitted"}}``. The calibrator
-is a name of the registry, arrays are their bytes in base64, and the checksum is over the content.
+is a name of the registry, arrays are their bytes in base64, and the checksum is over the content. Where they are known
+the content also has "labels", the label words, and "origin", where the scores of the fit came from.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from lm_eval_proca.calibration.base import Calibrator, plain
+from lm_eval_proca.calibration.base import Calibrator, check_labels, plain
 from lm_eval_proca.calibration.registry import get_calibrator, registered_name
 from lm_eval_proca.errors import CalibrationError
 from lm_eval_proca.files import replacing
@@ -34,10 +35,12 @@ def save_calibrator(calibrator: Calibrator, path: str | os.PathLike[str]) -> Non
             f"lm_eval_proca.calibration.registry.CALIBRATORS first."
         )
     fitted = {key: value for key, value in vars(calibrator).items() if key.endswith("_")}
+    known = {name: fitted.pop(f"{name}_", None) for name in ("labels", "origin")}
     content = {
         "calibrator": name,
         "params": plain(calibrator.get_params()),
         "fitted": {key: _encode(value) for key, value in fitted.items()},
+        **{name: plain(value) for name, value in known.items() if value},
     }
     document = {"format": FORMAT, "format_version": FORMAT_VERSION, "sha256": _checksum(content), "content": content}
     try:
@@ -57,7 +60,7 @@ def load_calibrator(path: str | os.PathLike[str]) -> Calibrator:
     Returns
     -------
     calibrator : Calibrator
-        Predicts exactly what the saved one predicts.
+        Predicts exactly what the saved one predicts, and knows its ``labels_`` and ``origin_`` if the saved one did.
 
     Examples
     --------
@@ -93,6 +96,8 @@ def load_calibrator(path: str | os.PathLike[str]) -> Calibrator:
                 raise ValueError(key)
             setattr(calibrator, key, _decode(value))
         calibrator.predict_log_proba(np.zeros((1, calibrator.n_labels_)))  # the parts fit together
+        calibrator.labels_ = check_labels(content.get("labels"), calibrator.n_labels_)
+        calibrator.origin_ = dict(content.get("origin", {}))
     except CalibrationError:
         raise
     except Exception:

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from lm_eval_proca.errors import CalibrationError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from lm_eval_proca.calibration.base import Calibrator
+    from lm_eval_proca.experiments.score_files import NewScores
 
 HELP = "use a calibrator saved by `lm-eval-proca calibrate --save` on new scores"
 
@@ -20,8 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "scores",
         nargs="+",
         metavar="SCORES",
-        help="log-likelihoods, one per label in the order of the fit: a CSV file with the label words as header, JSON "
-        "Lines with one list of numbers per document, a score table, or lm-eval's samples_*.jsonl",
+        help="log-likelihoods, one per label: a CSV file with the label words as header, a score table, lm-eval's "
+        "samples_*.jsonl, or JSON Lines with one list of numbers per document, in the order of the fit",
     )
     parser.add_argument("--output", metavar="FILE", help="write a .csv or .json file instead of CSV on standard output")
 
@@ -31,19 +39,21 @@ def run(args: argparse.Namespace) -> int:
 
     from lm_eval_proca.calibration.storage import load_calibrator
     from lm_eval_proca.experiments.score_files import read_scores
-    from lm_eval_proca.report.rows import csv_text, write_rows
+    from lm_eval_proca.report.rows import check_rows_file, csv_text, write_rows
 
+    check_rows_file(args.output)
     calibrator = load_calibrator(args.calibrator)
     rows = []
     for path in args.scores:
-        scores, words = read_scores(path)
-        if scores.shape[1] != calibrator.n_labels_:
+        new = read_scores(path)
+        if new.scores.shape[1] != calibrator.n_labels_:
             raise CalibrationError(
-                f"{path} has {scores.shape[1]} labels, the calibrator in {args.calibrator} was fitted on "
+                f"{path} has {new.scores.shape[1]} labels, the calibrator in {args.calibrator} was fitted on "
                 f"{calibrator.n_labels_}."
             )
+        scores, words = _in_order_of_fit(path, new, calibrator)
+        _note_other_origin(path, new.origin, calibrator.origin_)
         log_proba = calibrator.predict_log_proba(scores)
-        words = words or [str(label) for label in range(scores.shape[1])]
         for number, (label, row) in enumerate(zip(np.argmax(log_proba, axis=1), np.exp(log_proba), strict=True)):
             probabilities = {f"p({word})": float(p) for word, p in zip(words, row, strict=True)}
             rows.append({"file": path, "row": number, "label": int(label), "word": words[label], **probabilities})
@@ -52,3 +62,33 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(f"{len(rows)} predictions written to {write_rows(rows, args.output)}")
     return 0
+
+
+def _in_order_of_fit(path: str, new: NewScores, calibrator: Calibrator) -> tuple[np.ndarray, list[str]]:
+    """The scores with their columns as the calibrator was fitted, and the words of these columns."""
+    fitted = calibrator.labels_
+    if new.labels is None or fitted is None:  # one of them has no names, so that only the order is left
+        return new.scores, fitted or new.labels or [str(label) for label in range(calibrator.n_labels_)]
+    words = [word.strip() for word in new.labels]
+    if set(words) != set(fitted):
+        raise CalibrationError(
+            f"{path} has the labels {', '.join(words)}, but the calibrator was fitted on {', '.join(fitted)}; give "
+            f"the columns these names, in any order."
+        )
+    return new.scores[:, [words.index(word) for word in fitted]], fitted
+
+
+def _note_other_origin(path: str, ours: Mapping[str, Any], fitted: Mapping[str, Any]) -> None:
+    """Say so when the scores come from another model or prompt, on which the calibrator may do harm."""
+    shared = [key for key in fitted if key in ours]
+    differing = [key for key in shared if ours[key] != fitted[key]]
+    # One prompt can have two seeds, e.g. without demonstrations: where the hash is known, it decides.
+    prompt = ["prompt_hash"] if "prompt_hash" in shared else ["task", "num_fewshot", "seed"]
+    others = [name for name, keys in (("model", ["model"]), ("prompt", prompt)) if set(keys) & set(differing)]
+    if others:
+        details = ", ".join(f"{key} {ours[key]} instead of {fitted[key]}" for key in differing)
+        print(
+            f"note: {path} has scores of another {' and '.join(others)} than the calibrator was fitted on ({details}); "
+            f"fit one for them with `lm-eval-proca calibrate`.",
+            file=sys.stderr,
+        )

@@ -40,19 +40,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from lm_eval_proca.experiments.calibrate import calibrate
     from lm_eval_proca.experiments.score_files import find_score_tables, read_run
-    from lm_eval_proca.report.rows import text_table, write_rows
+    from lm_eval_proca.report.rows import check_rows_file, text_table, write_rows
 
-    files = find_score_tables(args.files)
+    check_rows_file(args.output)
+    _check_params(args)
+    tables = [(path, read_run(path)) for path in find_score_tables(args.files)]
+    runs = [(path, table, _chosen(args, table)) for path, table in tables]
+    count = sum(len(calibrators) for _, _, calibrators in runs)
+    if args.save is not None and count != 1:
+        raise CalibrationError(
+            f"--save keeps one calibrator, these would be {count}; name one file and one calibrator, e.g. "
+            f"--calibrators proca."
+        )
     written: list[dict[str, Any]] = []
     fitted: list[Calibrator] = []
-    for path in files:
-        table = read_run(path)
-        calibrators = _chosen(args, table)
-        if args.save is not None and (len(files), len(calibrators)) != (1, 1):
-            raise CalibrationError(
-                f"--save keeps one calibrator, these would be {len(files) * len(calibrators)}; name one file and one "
-                f"calibrator, e.g. --calibrators proca."
-            )
+    for path, table, calibrators in runs:
         print(f"{_headline(table)}\n{path}")
         measured = calibrate(table, calibrators)
         print(text_table([_printed(row) for row in measured]))
@@ -73,6 +75,19 @@ def run(args: argparse.Namespace) -> int:
         fitted[0].save(args.save)
         print(f"calibrator saved to {args.save}", file=sys.stderr)
     return 0
+
+
+def _check_params(args: argparse.Namespace) -> None:
+    """Refuse a wrong --param before any file is read, as far as its calibrator is known without one."""
+    from lm_eval_proca.calibration.registry import CALIBRATORS
+    from lm_eval_proca.experiments.calibrate import make_calibrators
+
+    params = calibrator_params(args.param)
+    if args.calibrators:
+        make_calibrators(names([args.calibrators]), params)
+    else:  # the filters of a run may have names of their own, which only its file knows
+        known = {name: given for name, given in params.items() if name in CALIBRATORS}
+        make_calibrators(known, known)
 
 
 def _chosen(args: argparse.Namespace, table: ScoreTable) -> dict[str, Calibrator]:

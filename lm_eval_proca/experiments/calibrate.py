@@ -133,6 +133,7 @@ def _make(kinds: Mapping[str, tuple[str, Mapping[str, Any]]], params: Params) ->
                 f"The calibrator {name} has no parameter {', '.join(unknown)}; it has {', '.join(known) or 'none'}."
             )
         made[name] = cls(**arguments)
+        made[name].check_params()
     return made
 
 
@@ -158,7 +159,8 @@ def fit(calibrator: Calibrator, table: ScoreTable) -> Calibrator:
             f"{type(calibrator).__name__} is fitted on {calibrator.fits_on.replace('_', '-')} inputs, and there is no "
             f"score of one; only a run of a calibrated task with --metadata proca.scores_dir=DIR keeps them."
         )
-    return calibrator.fit(table.scores_of(role_to_fit(calibrator, table)))
+    scores = table.scores_of(role_to_fit(calibrator, table))
+    return calibrator.fit(scores, labels=table.metadata.get("labels"), origin=table.origin)
 
 
 def accuracy_of(table: ScoreTable, calibrator: Calibrator | None = None) -> float:

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from lm_eval_proca.errors import ScoreTableError
 from lm_eval_proca.experiments.samples import read_samples
 from lm_eval_proca.scores import ScoreTable
+
+
+class NewScores(NamedTuple):
+    """What a calibrator is applied to: scores (documents, labels), and what their file says about them."""
+
+    scores: np.ndarray
+    labels: list[str] | None = None
+    origin: Mapping[str, Any] = {}
 
 
 def find_score_tables(paths: Iterable[str | Path]) -> list[Path]:
@@ -48,24 +57,24 @@ def read_run(path: str | Path) -> ScoreTable:
     )
 
 
-def read_scores(path: str | Path) -> tuple[np.ndarray, list[str] | None]:
-    """Scores to apply a calibrator to, shape (documents, labels), and the label words if the file has them.
+def read_scores(path: str | Path) -> NewScores:
+    """Scores to apply a calibrator to.
 
     The evaluation rows of a score table or a sample log; or one document per line, one log-likelihood per label: as
     CSV under a header with the label words, or as JSON Lines with a list of numbers each.
     """
     path = Path(path)
     if path.suffix == ".csv":
-        return _read_csv(path)
+        return NewScores(*_read_csv(path))
     if path.suffix == ".jsonl" and _first_line(path).startswith("["):
-        return _read_lists(path), None
+        return NewScores(_read_lists(path))
     table = read_run(path)
-    return table.scores_of("eval"), table.labels
+    return NewScores(table.scores_of("eval"), table.labels, table.origin)
 
 
 def _read_csv(path: Path) -> tuple[np.ndarray, list[str]]:
     try:
-        with path.open(encoding="utf-8", newline="") as lines:
+        with path.open(encoding="utf-8-sig", newline="") as lines:  # spreadsheets begin a file with a mark
             header, *rows = [row for row in csv.reader(lines) if row] or [[]]
     except OSError as error:
         raise ScoreTableError(f"Cannot read {path} ({error.strerror}).") from error

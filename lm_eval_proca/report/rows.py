@@ -46,13 +46,16 @@ def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
 def write_rows(rows: Sequence[Mapping[str, Any]], path: str | os.PathLike[str]) -> Path:
     """Write CSV or JSON, whichever the suffix says."""
     path = Path(path)
-    if path.suffix == ".json":
-        text = json.dumps(list(rows), indent=2, ensure_ascii=False) + "\n"
-    elif path.suffix == ".csv":
-        text = csv_text(rows)
-    else:
-        raise ResultsError(f"Cannot write {path}: the name must end in .csv or .json.")
+    check_rows_file(path)
+    as_json = path.suffix == ".json"
+    text = json.dumps(list(rows), indent=2, ensure_ascii=False) + "\n" if as_json else csv_text(rows)
     return write_file(text, path)
+
+
+def check_rows_file(path: str | os.PathLike[str] | None) -> None:
+    """Refuse a name that `write_rows` cannot serve; None, for standard output, is fine."""
+    if path is not None and Path(path).suffix not in (".csv", ".json"):
+        raise ResultsError(f"Cannot write {path}: the name must end in .csv or .json.")
 
 
 def write_file(text: str, path: str | os.PathLike[str]) -> Path:

@@ -68,6 +68,25 @@ def test_predicts_no_documents_and_lists(calibrator):
     np.testing.assert_array_equal(calibrator.predict(GOOD), calibrator.predict_log_proba(GOOD).argmax(axis=1))
 
 
+def test_probabilities_are_those_of_the_log_probabilities_and_sum_to_one(calibrator):
+    proba = calibrator.fit(GOOD).predict_proba(GOOD)
+    np.testing.assert_array_equal(proba, np.exp(calibrator.predict_log_proba(GOOD)))
+    np.testing.assert_allclose(proba.sum(axis=1), 1.0, rtol=1e-12)
+
+
+def test_label_words_belong_to_the_fit_they_were_given_to(calibrator):
+    calibrator.fit(GOOD, labels=(" a", "b", "c"), origin={"model": "m"})
+    assert (calibrator.labels_, calibrator.origin_) == (["a", "b", "c"], {"model": "m"})
+    calibrator.fit(GOOD)
+    assert (calibrator.labels_, calibrator.origin_) == (None, {})
+
+
+@pytest.mark.parametrize("labels", [["a", "b"], ["a", "b", "b "]])
+def test_refuses_words_that_cannot_name_the_columns(calibrator, labels):
+    with pytest.raises(CalibrationError, match=r"cannot name 3 label columns; give each column its own word\.$"):
+        calibrator.fit(GOOD, labels=labels)
+
+
 def test_never_writes_into_the_scores(calibrator):
     scores = GOOD.copy()
     calibrator.fit(scores).predict(scores)

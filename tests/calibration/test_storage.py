@@ -56,6 +56,20 @@ def test_a_loaded_calibrator_is_the_saved_one(scores, tmp_path, name, params):
     assert loaded.predict_log_proba(scores).tobytes() == calibrator.predict_log_proba(scores).tobytes()
 
 
+def test_label_words_and_origin_are_kept_through_files(scores, tmp_path):
+    labels, origin = ["Sport", "Wörld", "a, b", "4"], {"task": "news", "model": "some/model", "num_fewshot": 4}
+    get_calibrator("bc")().fit(scores, labels=labels, origin=origin).save(tmp_path / "first.json")
+    load_calibrator(tmp_path / "first.json").save(tmp_path / "second.json")
+    loaded = load_calibrator(tmp_path / "second.json")
+    assert (loaded.labels_, loaded.origin_) == (labels, origin)
+
+
+def test_a_file_without_label_words_is_loaded(saved):
+    assert json.loads(saved.read_text())["content"].keys() == {"calibrator", "params", "fitted"}
+    loaded = load_calibrator(saved)
+    assert (loaded.labels_, loaded.origin_) == (None, {})
+
+
 def test_restarts_that_failed_are_kept(tmp_path):
     rng = np.random.default_rng(3)
     scores = np.vstack([np.full((3, 3), 8.0), rng.normal(size=(40, 3)) * 3])
@@ -82,6 +96,10 @@ def test_refuses_a_truncated_file(saved, part):
         (lambda d: d.pop("sha256"), False, "was changed after it was saved"),
         (lambda d: d.pop("content"), False, "was changed after it was saved"),
         (lambda d: d["content"]["fitted"].update(n_rows_=7), False, "was changed after it was saved"),
+        (lambda d: d["content"].update(labels=list("abcd")), False, "was changed after it was saved"),
+        (lambda d: d["content"].update(labels=list("abc")), True, "cannot name 4 label columns"),
+        (lambda d: d["content"].update(labels=4), True, "does not hold what"),
+        (lambda d: d["content"].update(origin="model"), True, "does not hold what"),
         (lambda d: d["content"].update(calibrator="os:system"), True, "no calibrator named 'os:system'"),
         (lambda d: d["content"].update(calibrator=["bc"]), True, "does not hold what a calibrator of its kind needs"),
         (

@@ -3,7 +3,9 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +21,83 @@ Output = pytest.CaptureFixture[str]
 def saved(tmp_path: Path) -> Path:
     BatchCalibrator().fit([[-1.0, -2.0], [-1.0, -4.0]]).save(tmp_path / "bc.json")
     return tmp_path / "bc.json"
+
+
+@pytest.fixture
+def named(tmp_path: Path) -> Path:
+    """The same calibrator as `calibrate --save` writes it: with its labels, model and prompt."""
+    labels, origin = ["Negative", "Positive"], made_table(prompt_hash="abc").origin
+    BatchCalibrator().fit([[-1.0, -2.0], [-1.0, -4.0]], labels=labels, origin=origin).save(tmp_path / "named.json")
+    return tmp_path / "named.json"
+
+
+def applied(calibrator: Path, scores: Path, capsys: Output) -> tuple[list[dict[str, str]], str]:
+    """The rows that are printed, and what is said about them."""
+    assert main(["apply", str(calibrator), str(scores)]) == 0
+    printed = capsys.readouterr()
+    return list(csv.DictReader(io.StringIO(printed.out))), printed.err
+
+
+@pytest.mark.parametrize("text", ["Negative,Positive\n-1,-2.5\n-1,-3.5\n", "Positive, Negative\n-2.5,-1\n-3.5,-1\n"])
+def test_columns_go_by_their_names(named: Path, tmp_path: Path, capsys: Output, text: str) -> None:
+    (tmp_path / "new.csv").write_text(text)
+    rows, said = applied(named, tmp_path / "new.csv", capsys)
+    assert [(row["label"], row["word"]) for row in rows] == [("1", "Positive"), ("0", "Negative")]
+    assert float(rows[0]["p(Positive)"]) == pytest.approx(1 / (1 + np.exp(-0.5)))
+    assert said == ""
+
+
+def test_scores_without_names_get_the_words_of_the_fit(named: Path, tmp_path: Path, capsys: Output) -> None:
+    (tmp_path / "new.jsonl").write_text("[-1, -2.5]\n[-1, -3.5]\n")
+    rows, _ = applied(named, tmp_path / "new.jsonl", capsys)
+    assert [row["word"] for row in rows] == ["Positive", "Negative"]
+    assert {"p(Negative)", "p(Positive)"} < rows[0].keys()
+
+
+@pytest.mark.parametrize("header", ["Bad,Good", "Negative,Good", "Positive,Positive"])
+def test_other_names_are_refused(named: Path, tmp_path: Path, capsys: Output, header: str) -> None:
+    (tmp_path / "new.csv").write_text(f"{header}\n-1,-2.5\n")
+    assert main(["apply", str(named), str(tmp_path / "new.csv")]) == 1
+    printed = capsys.readouterr()
+    [line] = printed.err.splitlines()
+    assert "but the calibrator was fitted on Negative, Positive; give the columns these names" in line
+    assert printed.out == ""
+
+
+@pytest.mark.parametrize(
+    ("table", "note"),
+    [
+        ({"prompt_hash": "abc"}, None),
+        ({"prompt_hash": "abc", "seed": 1, "task": "my_copy"}, None),
+        ({"prompt_hash": "abc", "model": "unknown"}, None),
+        ({}, None),
+        (
+            {"prompt_hash": "abc", "model": "a/b"},
+            r"model than .* \(model a/b instead of somewhere/made-model\)",
+        ),
+        ({"prompt_hash": "xyz"}, r"prompt than .* \(prompt_hash xyz instead of abc\)"),
+        ({"seed": 1}, r"prompt than .* \(seed 1 instead of 0\)"),
+        ({"task": "proca_mr", "model": "a/b"}, "model and prompt than"),
+    ],
+)
+def test_a_note_when_model_or_prompt_are_not_those_of_the_fit(
+    named: Path, tmp_path: Path, capsys: Output, table: dict[str, Any], note: str | None
+) -> None:
+    path = made_table(eval_rows=5, **table).save(tmp_path / "t.parquet")
+    rows, said = applied(named, path, capsys)
+    assert len(rows) == 5
+    if note is None:
+        assert said == ""
+    else:
+        [line] = said.splitlines()
+        assert re.match(f"note: .*t.parquet has scores of another {note}", line)
+
+
+def test_no_note_when_the_calibrator_does_not_know_where_it_is_from(
+    saved: Path, tmp_path: Path, capsys: Output
+) -> None:
+    _, said = applied(saved, made_table(eval_rows=5).save(tmp_path / "t.parquet"), capsys)
+    assert said == ""
 
 
 def test_new_scores_as_csv(saved: Path, tmp_path: Path, capsys: Output) -> None:

@@ -159,6 +159,51 @@ def test_mistakes_end_in_one_sentence(table_file: Path, capsys: Output, argument
     assert message in line
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--output", "x.txt"], "must end in .csv or .json"),
+        (["--param", "proca.n_init=0"], "n_init"),
+        (["--param", "bc.n_init=3"], "bc has no parameter n_init"),
+        (["--calibrators", "bc", "--param", "proca.n_init=3"], "parameters for proca"),
+        (["--calibrators", "platt"], "no calibrator named 'platt'"),
+    ],
+)
+def test_wrong_options_are_refused_before_any_file_is_read(capsys: Output, arguments: list[str], message: str) -> None:
+    assert main(["calibrate", "no-such-file.parquet", *arguments]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert message in printed.err
+
+
+def test_a_parameter_of_no_filter_of_the_last_file_is_refused_before_the_first_is_fitted(
+    tmp_path: Path, capsys: Output
+) -> None:
+    quick = {"quick": [{"function": "proca", "n_init": 3}]}
+    files = [
+        made_table(filters=quick).save(tmp_path / "a.parquet"),
+        made_table().save(tmp_path / "b.parquet"),
+    ]
+    assert main(["calibrate", *map(str, files), "--param", "quick.n_init=2"]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "parameters for quick, which is not among" in printed.err
+
+
+def test_a_saved_calibrator_knows_its_labels_and_where_it_is_from(tmp_path: Path) -> None:
+    table = made_table("proca_trec", labels=3, seed=7, prompt_hash="abc").save(tmp_path / "trec.parquet")
+    assert main(["calibrate", str(table), "--calibrators", "bc", "--save", str(tmp_path / "trec.bc")]) == 0
+    loaded = load_calibrator(tmp_path / "trec.bc")
+    assert loaded.labels_ == ["label0", "label1", "label2"]
+    assert loaded.origin_ == {
+        "task": "proca_trec",
+        "model": "somewhere/made-model",
+        "num_fewshot": 4,
+        "seed": 7,
+        "prompt_hash": "abc",
+    }
+
+
 def test_a_saved_calibrator_predicts_what_was_measured(table_file: Path, tmp_path: Path, capsys: Output) -> None:
     saved = tmp_path / "sst2.proca"
     assert main(["calibrate", str(table_file), "--calibrators", "proca", "--save", str(saved)]) == 0

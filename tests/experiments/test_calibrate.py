@@ -109,6 +109,7 @@ def test_without_an_estimate_set_the_evaluation_rows_stand_in_and_contextual_cal
     [
         (["proca"], {"bc": {"x": 1}}, "parameters for bc, which is not among the calibrators proca"),
         (["proca"], {"proca": {"inits": 1}}, "proca has no parameter inits; it has covariance_type, "),
+        (["proca"], {"proca": {"n_init": 0}}, "'n_init' parameter of PrototypicalCalibrator must be"),
         (["platt"], {}, "no calibrator named 'platt'; the known ones are"),
     ],
 )

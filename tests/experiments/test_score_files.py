@@ -21,20 +21,33 @@ def test_folders_give_their_score_tables_but_not_those_of_unfinished_cells(tmp_p
 
 def test_plain_matrices(tmp_path: Path) -> None:
     (tmp_path / "scores.csv").write_text("Bad,Good\n-1.5,-2\n-3,-0.25\n")
-    scores, words = read_scores(tmp_path / "scores.csv")
-    assert words == ["Bad", "Good"]
+    scores, words, origin = read_scores(tmp_path / "scores.csv")
+    assert (words, origin) == (["Bad", "Good"], {})
     np.testing.assert_array_equal(scores, [[-1.5, -2.0], [-3.0, -0.25]])
     (tmp_path / "scores.jsonl").write_text("[-1.5, -2]\n[-3, -0.25]\n")
-    again, words = read_scores(tmp_path / "scores.jsonl")
-    assert words is None
+    again, words, origin = read_scores(tmp_path / "scores.jsonl")
+    assert (words, origin) == (None, {})
     np.testing.assert_array_equal(again, scores)
 
 
+def test_the_mark_that_spreadsheets_write_is_no_part_of_a_label(tmp_path: Path) -> None:
+    (tmp_path / "scores.csv").write_text("Bad,Good\n-1.5,-2\n", encoding="utf-8-sig")
+    assert read_scores(tmp_path / "scores.csv").labels == ["Bad", "Good"]
+
+
 def test_evaluation_rows_of_a_score_table(tmp_path: Path) -> None:
-    table = made_table()
-    scores, words = read_scores(table.save(tmp_path / "t.parquet"))
+    table = made_table(prompt_hash="abc")
+    scores, words, origin = read_scores(table.save(tmp_path / "t.parquet"))
     np.testing.assert_array_equal(scores, table.scores_of("eval"))
     assert words == ["Negative", "Positive"]
+    assert origin == {
+        "task": "proca_sst2",
+        "model": "somewhere/made-model",
+        "num_fewshot": 4,
+        "seed": 0,
+        "prompt_hash": "abc",
+    }
+    assert made_table(model="unknown", prompt_hash=None).origin.keys() == {"task", "num_fewshot", "seed"}
 
 
 @pytest.mark.parametrize(
