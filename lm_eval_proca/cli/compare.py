@@ -6,8 +6,13 @@ import argparse
 import importlib
 import os
 import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lm_eval_proca.report.rows import write_file
+
+if TYPE_CHECKING:
+    from lm_eval_proca.report.comparison import Report
 
 HELP = "compare models and calibrators: the paper's table and a leaderboard from result folders"
 
@@ -18,17 +23,22 @@ FORMATS = {
     "latex": "lm_eval_proca.report.formats.latex",
     "json": "lm_eval_proca.report.formats.structured",
 }
+SUFFIXES = {".md": "markdown", ".csv": "csv", ".tex": "latex", ".json": "json"}
 WITH_NOTICES = ("terminal", "markdown")
 SOMETHING_SKIPPED = 3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = f"Exit code {SOMETHING_SKIPPED}: the tables leave out damaged files, named on stderr."
+    parser.epilog = f"Exit code {SOMETHING_SKIPPED}: the tables leave out damaged files, which are named."
     parser.add_argument(
         "folders", nargs="+", metavar="DIR", help="folders of `lm_eval --output_path` or of `lm-eval-proca sweep`"
     )
-    parser.add_argument("--format", choices=FORMATS, default="terminal", help="of the tables (default: terminal)")
-    parser.add_argument("--output", metavar="FILE", help="write the tables to FILE instead of standard output")
+    parser.add_argument(
+        "--format", choices=FORMATS, help="of the tables (default: what the suffix of --output says, or terminal)"
+    )
+    parser.add_argument(
+        "--output", metavar="FILE", help=f"write the tables to FILE ({', '.join(SUFFIXES)}; others as on a terminal)"
+    )
     parser.add_argument(
         "--html", metavar="FILE", help="also write one self-contained page to look at and click through"
     )
@@ -36,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tasks",
         metavar="NAMES",
         default="*",
-        help="only these tasks, separated by commas; patterns such as 'proca_sst*' work",
+        help="only these tasks, separated by commas: 'sst2', 'proca_sst2' or patterns such as 'sst*'",
     )
 
 
@@ -45,22 +55,33 @@ def run(args: argparse.Namespace) -> int:
     from lm_eval_proca.report.comparison import compare
 
     report = compare(args.folders, args.tasks.split(","))
-    renderer = importlib.import_module(FORMATS[args.format])
-    if args.format == "terminal" and args.output is None and sys.stdout.isatty():
-        text = renderer.render(report, width=os.get_terminal_size(sys.stdout.fileno()).columns, color=True)
-    else:
-        text = renderer.render(report)
-    if args.output is None:
-        sys.stdout.write(text)
-    else:
-        write_file(text, args.output)
+    format_ = args.format or SUFFIXES.get(Path(args.output or "").suffix.lower(), "terminal")
+    _write_tables(report, format_, args.output)
     if args.html is not None:
         from lm_eval_proca.report.page import render_page
 
         write_file(render_page(report), args.html)
         print(f"page written to {args.html}", file=sys.stderr)
-    shown = args.output is None and args.format in WITH_NOTICES
-    for notice in report.notices:
-        if notice.kind == "damaged" or not shown:
-            print(f"{notice.kind}: {notice.text}", file=sys.stderr)
+    _say(report, shown=args.output is None and format_ in WITH_NOTICES)
     return SOMETHING_SKIPPED if report.damaged else 0
+
+
+def _write_tables(report: Report, format_: str, output: str | None) -> None:
+    renderer = importlib.import_module(FORMATS[format_])
+    if output is not None:
+        write_file(renderer.render(report), output)
+        print(f"tables written to {output}", file=sys.stderr)
+    elif format_ == "terminal" and sys.stdout.isatty():
+        width = os.get_terminal_size(sys.stdout.fileno()).columns
+        sys.stdout.write(renderer.render(report, width=width, color=True))
+    else:
+        sys.stdout.write(renderer.render(report))
+
+
+def _say(report: Report, shown: bool) -> None:
+    """Notices that standard output does not show; no failure without a word on stderr, but none said twice."""
+    if not shown:
+        for notice in report.notices:
+            print(f"{notice.kind}: {notice.text}", file=sys.stderr)
+    elif report.damaged and not sys.stdout.isatty():
+        print("damaged files were left out; they are named below the tables", file=sys.stderr)

@@ -10,9 +10,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from lm_eval_proca.report.results import Conditions, Notice, Run
+from lm_eval_proca.report.results import Conditions, Notice, Run, short_task_name
 
-PREFIX = "proca_"
 SHOWN_DUPLICATES = 5
 PAPER_ORDER = ("sst2", "sst5", "mr", "subj", "ap", "agnews", "dbpedia", "rte", "trec")
 
@@ -61,7 +60,7 @@ def measurements_of(runs: Iterable[Run]) -> tuple[list[Measurement], list[Notice
                     f"{', '.join(names.values())}.",
                 )
             )
-        short = task.removeprefix(PREFIX)
+        short = short_task_name(task)
         position = PAPER_ORDER.index(short) if short in PAPER_ORDER else len(PAPER_ORDER)
         for run in of_task:
             dataset = Dataset(position, names[comparable[run]], task)
@@ -86,7 +85,7 @@ def _comparable_conditions(run: Run, of_task: Sequence[Run]) -> Conditions:
 
 def _column_names(task: str, conditions: Sequence[Conditions]) -> tuple[dict[Conditions, str], list[str]]:
     """A name per set of conditions, with as few differences in it as tell them apart; and all that differs."""
-    short = task.removeprefix(PREFIX)
+    short = short_task_name(task)
     distinct = list(dict.fromkeys(conditions))
     says = {
         "task version": lambda c: f"version {c.task_version}",

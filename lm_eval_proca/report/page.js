@@ -76,27 +76,48 @@ function draw(parent, name, attributes, text) {
   return element;
 }
 
+function shorten(text, limit) {
+  const name = [...text.textContent];
+  while (name.length > 1 && text.getComputedTextLength() > limit) {
+    name.pop();
+    text.textContent = name.join("") + "…";
+  }
+}
+
+const widest = (texts) => Math.ceil(Math.max(...texts.map((text) => text.getComputedTextLength())));
+
 function drawModel(figure, model, cells) {
   const method = choice.elements.method.value;
   const datasets = [...new Set(cells.map((cell) => cell.dataset))];
   const of = (dataset, name) => cells.find((cell) => cell.dataset === dataset && cell.method === name && cell.mean !== null);
-  const longest = Math.min(16, Math.max(...datasets.map((name) => name.length)));
   const [width, rowHeight, top] = [Math.max(240, figure.clientWidth), 30, 20];
-  const [left, right] = [longest * 7 + 10, width - 100];
   const height = top + datasets.length * rowHeight + 4;
-  const x = (accuracy) => left + accuracy * (right - left);
   const svg = draw(figure, "svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img",
     "aria-label": `${model}: raw and ${method} accuracy per dataset` });
-  for (const tick of [0, 0.25, 0.5, 0.75, 1]) {
-    draw(svg, "line", { class: "grid", x1: x(tick), x2: x(tick), y1: top, y2: height });
-    draw(svg, "text", { class: "axis", x: x(tick), y: 12, "text-anchor": "middle" }, String(100 * tick));
-  }
-  datasets.forEach((dataset, k) => {
+  const grid = draw(svg, "g", {});
+  // Words first: what they leave free, in whatever font the reader has, is the axis.
+  const rows = datasets.map((dataset, k) => {
     const y = top + (k + 0.5) * rowHeight;
     const [raw, calibrated] = [of(dataset, "raw"), of(dataset, method)];
     const row = draw(svg, "g", { "data-dataset": dataset });
-    const label = dataset.length > 16 ? dataset.slice(0, 15) + "…" : dataset;
-    draw(row, "text", { x: left - 10, y: y + 4, "text-anchor": "end" }, label);
+    const label = draw(row, "text", { y: y + 4, "text-anchor": "end" }, dataset);
+    shorten(label, 0.36 * width);
+    const change = `${raw ? raw.shown : "–"} → ${calibrated ? calibrated.shown : "–"}`;
+    const direction = raw && calibrated ? (calibrated.mean >= raw.mean ? "up" : "down") : "";
+    const values = draw(row, "text", { y: y + 4, class: direction }, change);
+    draw(row, "title", {}, `${dataset}: raw ${change}`);
+    return { row, y, raw, calibrated, label, values };
+  });
+  const left = widest(rows.map(({ label }) => label)) + 10;
+  const right = width - widest(rows.map(({ values }) => values)) - 14;
+  const x = (accuracy) => left + accuracy * (right - left);
+  for (const tick of [0, 0.25, 0.5, 0.75, 1]) {
+    draw(grid, "line", { class: "grid", x1: x(tick), x2: x(tick), y1: top, y2: height });
+    draw(grid, "text", { class: "axis", x: x(tick), y: 12, "text-anchor": "middle" }, String(100 * tick));
+  }
+  for (const { row, y, raw, calibrated, label, values } of rows) {
+    label.setAttribute("x", left - 10);
+    values.setAttribute("x", right + 14);
     if (raw && calibrated) draw(row, "line", { class: "track", x1: x(raw.mean), x2: x(calibrated.mean), y1: y, y2: y });
     for (const [cell, kind] of [[raw, "raw"], [calibrated, "calibrated"]]) {
       if (!cell) continue;
@@ -105,11 +126,7 @@ function drawModel(figure, model, cells) {
       }
       draw(row, "circle", { class: kind, cx: x(cell.mean), cy: y, r: 5 });
     }
-    const text = `${raw ? raw.shown : "–"} → ${calibrated ? calibrated.shown : "–"}`;
-    const direction = raw && calibrated ? (calibrated.mean >= raw.mean ? "up" : "down") : "";
-    draw(row, "text", { x: right + 14, y: y + 4, class: direction }, text);
-    draw(row, "title", {}, `${dataset}: raw ${text}`);
-  });
+  }
 }
 
 function drawChart() {

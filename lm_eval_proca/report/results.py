@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from lm_eval_proca.calibration.registry import CALIBRATORS, get_calibrator
 from lm_eval_proca.errors import ResultsError
 
+PREFIX = "proca_"
 METRIC = "acc"
 RAW = "none"
 """The filter of what lm-eval reports without calibration."""
@@ -85,14 +86,10 @@ class Results:
 
 
 def read_results(folders: Iterable[str | Path], tasks: Iterable[str] = ("*",)) -> Results:
-    """Read every result under `folders`, keeping tasks whose name matches one of the patterns `tasks`."""
+    """Read every result under `folders`, keeping tasks whose name, long or short, matches one of `tasks`."""
     results = Results()
     patterns = list(tasks)
     without_calibration: Counter[str] = Counter()
-
-    def wanted(task: str) -> bool:
-        return any(fnmatchcase(task, pattern) for pattern in patterns)
-
     for file in _result_files(folders):
         try:
             document = json.loads(file.read_text(encoding="utf-8"))
@@ -101,19 +98,48 @@ def read_results(folders: Iterable[str | Path], tasks: Iterable[str] = ("*",)) -
             # The decoder's own words: json errors say the line, ResultsError says the field.
             results.notices.append(Notice("damaged", f"{file} was skipped: {_reason(error)}."))
             continue
-        results.runs += [run for run in runs if wanted(run.task)]
-        without_calibration.update(filter(wanted, only_raw))
+        results.runs += runs
+        without_calibration.update(only_raw)
+    names = {run.task for run in results.runs} | set(without_calibration)
+    wanted = _matching(names, patterns, results.notices)
+    results.runs = [run for run in results.runs if run.task in wanted]
     results.notices += [
         Notice("left out", f"{task} was left out, {count} times: it has no calibrated accuracy, only '{METRIC},{RAW}'.")
         for task, count in without_calibration.items()
+        if task in wanted
     ]
     if not results.runs:
-        said = " ".join(notice.text for notice in results.notices)
-        raise ResultsError(
-            f"No result with a calibrated accuracy to compare; run `lm_eval --tasks proca_sst2 --output_path DIR "
-            f"--log_samples` first, or check the folders and --tasks. {said}".strip()
+        raise _nothing_to_compare(
+            "No result with a calibrated accuracy to compare; run `lm_eval --tasks proca_sst2 --output_path DIR "
+            "--log_samples` first, or check the folders and --tasks.",
+            results.notices,
         )
     return results
+
+
+def short_task_name(task: str) -> str:
+    """What the tables call a task."""
+    return task.removeprefix(PREFIX)
+
+
+def _matching(names: Iterable[str], patterns: Iterable[str], notices: list[Notice]) -> set[str]:
+    """The names that are asked for; a pattern that matches none of them is said."""
+    found = {
+        pattern: {name for name in names if fnmatchcase(name, pattern) or fnmatchcase(short_task_name(name), pattern)}
+        for pattern in patterns
+    }
+    unmatched = ", ".join(repr(pattern) for pattern, matching in found.items() if not matching)
+    if names and unmatched:
+        text = f"No task matches {unmatched}; there are: {', '.join(sorted(map(short_task_name, names)))}."
+        if not any(found.values()):
+            raise _nothing_to_compare(text, notices)
+        notices.append(Notice("missing", text))
+    return set().union(*found.values())
+
+
+def _nothing_to_compare(text: str, notices: Iterable[Notice]) -> ResultsError:
+    """What was skipped may be what was wanted."""
+    return ResultsError(" ".join([text, *(notice.text for notice in notices)]))
 
 
 def _result_files(folders: Iterable[str | Path]) -> list[Path]:
@@ -132,7 +158,10 @@ def _result_files(folders: Iterable[str | Path]) -> list[Path]:
         else:
             raise ResultsError(f"There is no folder {folder}; give folders that `lm_eval --output_path` wrote.")
         if not found:
-            raise ResultsError(f"{folder} holds no results_*.json; give folders that `lm_eval --output_path` wrote.")
+            raise ResultsError(
+                f"{folder} holds no results_DATE.json with a date as in results_2026-01-31T12-00-00.json; give folders "
+                f"that `lm_eval --output_path` wrote, or renamed files themselves."
+            )
         for path in found:
             files.setdefault(path.resolve(), path)
     return list(files.values())

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from lm_eval_proca.report.datasets import Dataset, Measurement, averaged_datasets
-from lm_eval_proca.report.results import Notice
+from lm_eval_proca.report.results import Notice, short_task_name
 
 RAW_METHOD = "raw"
 METHOD_ORDER = (RAW_METHOD, "conca", "bc", "bc-g", "proca-g", "proca")
@@ -48,12 +48,19 @@ class Score:
 
 @dataclass(frozen=True)
 class Average:
-    """Over one column per task; `mean` is None where a dataset is missing."""
+    """Over one column per task; `mean` is None where other rows with as many shots have a dataset that this one lacks.
+
+    `present` of the `expected` tasks are behind it: all that are compared, with any number of shots.
+    """
 
     mean: float | None
     present: int
     expected: int
     fewer_seeds: bool
+
+    @property
+    def partial(self) -> bool:
+        return self.present < self.expected
 
 
 @dataclass(frozen=True)
@@ -81,17 +88,20 @@ def blocks_of(measurements: Sequence[Measurement]) -> tuple[list[Block], list[No
     """All blocks, by shots and model, and what is missing in them."""
     blocks: list[Block] = []
     notices: list[Notice] = []
+    tasks = {one.dataset.task: one.dataset for one in measurements}
     for shots in sorted({one.run.shots for one in measurements}):
         of_shots = [one for one in measurements if one.run.shots == shots]
         averaged = averaged_datasets(of_shots)
+        notices += _not_run(shots, averaged, sorted(tasks.values()))
         for model in sorted({one.run.model for one in of_shots}):
-            block = _block(model, shots, averaged, [one for one in of_shots if one.run.model == model])
+            of_model = [one for one in of_shots if one.run.model == model]
+            block = _block(model, shots, averaged, len(tasks), of_model)
             blocks.append(block)
             notices += _missing(block)
     return blocks, notices
 
 
-def _block(model: str, shots: int, averaged: Sequence[Dataset], of_model: Sequence[Measurement]) -> Block:
+def _block(model: str, shots: int, averaged: Sequence[Dataset], tasks: int, of_model: Sequence[Measurement]) -> Block:
     all_seeds = {one.run.seed for one in of_model}
     cells: dict[tuple[str, Dataset], dict[int | None, Measurement]] = {}
     for one in sorted(of_model, key=lambda one: -1 if one.run.seed is None else one.run.seed):
@@ -105,10 +115,21 @@ def _block(model: str, shots: int, averaged: Sequence[Dataset], of_model: Sequen
         averages[method] = Average(
             mean=mean_of(score.mean for score in present) if complete else None,
             present=len(present),
-            expected=len(averaged),
+            expected=tasks,
             fewer_seeds=any(score.fewer_seeds for score in present),
         )
     return Block(model, shots, averaged, methods, scores, averages)
+
+
+def _not_run(shots: int, averaged: Sequence[Dataset], one_per_task: Sequence[Dataset]) -> Iterable[Notice]:
+    run = {dataset.task for dataset in averaged}
+    gap = [short_task_name(dataset.task) for dataset in one_per_task if dataset.task not in run]
+    if gap:
+        yield Notice(
+            "missing",
+            f"No result with {shots} shots for {', '.join(gap)}, so averages with {shots} shots are over the other "
+            f"{len(run)} of {len(one_per_task)} tasks.",
+        )
 
 
 def _missing(block: Block) -> Iterable[Notice]:
@@ -127,5 +148,5 @@ def _missing(block: Block) -> Iterable[Notice]:
     if fewer:
         yield Notice(
             "missing",
-            f"{block.model}, {block.shots} shots: fewer seeds (†) for {', '.join(sorted(fewer))} than elsewhere.",
+            f"{block.model}, {block.shots} shots: fewer seeds (†) for {', '.join(sorted(fewer))} than for the rest.",
         )

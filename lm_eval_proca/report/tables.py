@@ -13,6 +13,9 @@ DASH = "\N{EN DASH}"
 MISSING = DASH
 FEWER_SEEDS = "†"
 NOT_AVERAGED = "‡"
+FEWER_SEEDS_CAPTION = (
+    f"{FEWER_SEEDS}: fewer seeds than the model's other results with as many shots, or an average over such."
+)
 
 
 @dataclass(frozen=True)
@@ -53,41 +56,56 @@ def accuracy_table(report: Report, model: str) -> Table:
     """The paper's table for one model: shots and methods down, datasets across."""
     datasets = report.datasets_of(model)
     blocks = report.blocks_of(model)
-    flagged = {dataset for dataset in datasets if any(dataset not in block.averaged for block in blocks)}
     rows = []
     for block in blocks:
         for method in block.methods:
             cells = [
-                score_cell(block.scores.get((method, dataset)), bold=method in block.best(dataset))
+                score_cell(
+                    block.scores.get((method, dataset)),
+                    bold=method in block.best(dataset),
+                    averaged=dataset in block.averaged,
+                )
                 for dataset in datasets
             ]
             average = average_cell(block.averages[method], bold=method in block.best(None))
             rows.append([Cell(str(block.shots), value=block.shots), word(method), *cells, average])
     caption = (
         f"Accuracy in per cent: mean ± standard deviation (n-1) over seeds; no ± with one seed. Bold or *: best method "
-        f"for that number of shots. Average: over datasets, left out where one is missing ({DASH}, and how many there "
-        f"are)."
+        f"for that number of shots. {average_caption(report)}"
     )
     if any(score.fewer_seeds for block in blocks for score in block.scores.values()):
-        caption += f" {FEWER_SEEDS}: fewer seeds than the model's other results with as many shots."
-    if flagged:
-        caption += f" {NOT_AVERAGED}: not in every average, another column of the task is shared by more results."
-    names = [f"{dataset.name}{' ' + NOT_AVERAGED if dataset in flagged else ''}" for dataset in datasets]
+        caption += f" {FEWER_SEEDS_CAPTION}"
+    if any(dataset not in block.averaged for block in blocks for _, dataset in block.scores):
+        caption += (
+            f" {NOT_AVERAGED}: not in the average. The task has several columns because its results differ in their "
+            f"conditions; the average takes the one with most models, then most results."
+        )
+    names = [dataset.name for dataset in datasets]
     return Table(model, ["Shots", "Method", *names, "Average"], rows, caption)
 
 
-def score_cell(score: Score | None, bold: bool) -> Cell:
+def average_caption(report: Report) -> str:
+    text = f"Average: over all tasks with results for that number of shots; {DASH} where a row lacks one of them."
+    partial = next((row.average for board in report.leaderboards for row in board.rows if row.average.partial), None)
+    if partial is None:
+        return text
+    some, every = partial.present, partial.expected
+    return f"{text} ({some} of {every}): the row has {some} of the {every} tasks compared here."
+
+
+def score_cell(score: Score | None, bold: bool, averaged: bool = True) -> Cell:
     if score is None:
         return Cell(MISSING)
     spread = "" if score.sd is None else percent(score.sd)
-    note = FEWER_SEEDS if score.fewer_seeds else ""
+    note = (FEWER_SEEDS if score.fewer_seeds else "") + ("" if averaged else NOT_AVERAGED)
     return Cell(percent(score.mean), value=score.mean, spread=spread, note=note, bold=bold)
 
 
 def average_cell(average: Average, bold: bool = False) -> Cell:
+    counted = f"({average.present} of {average.expected})" if average.partial else ""
     if average.mean is None:
-        return Cell(MISSING, note=f"{average.present}/{average.expected}")
-    note = FEWER_SEEDS if average.fewer_seeds else ""
+        return Cell(MISSING, note=counted)
+    note = f"{FEWER_SEEDS if average.fewer_seeds else ''} {counted}".strip()
     return Cell(percent(average.mean), value=average.mean, note=note, bold=bold)
 
 
@@ -120,13 +138,15 @@ def tally_cell(tally: Tally | None) -> Cell:
 
 def leaderboard_caption(report: Report) -> str:
     between = ", or than another model's under the same method, summed over models" if len(report.models) > 1 else ""
-    return (
-        f"Average accuracy and gain over raw in per cent, ranked within one number of shots; a row without a rank "
-        f"lacks datasets. W{DASH}L: datasets on which the mean is higher{DASH}lower than raw{between}; in brackets "
+    caption = (
+        f"Accuracy and gain over raw in per cent, ranked within one number of shots. {average_caption(report)} "
+        f"W{DASH}L: datasets on which the mean is higher{DASH}lower than raw{between}; in brackets "
         f"those significant at {LEVEL:g} by an exact paired test over the same documents (McNemar's, with the "
         f"differences of a document summed over seeds), Holm-adjusted over the leaderboard; (no test): documents not "
         f"logged or not the same."
     )
+    fewer_seeds = any(row.average.fewer_seeds for board in report.leaderboards for row in board.rows)
+    return f"{caption} {FEWER_SEEDS_CAPTION}" if fewer_seeds else caption
 
 
 def leaderboard_table(report: Report, board: Leaderboard) -> Table:
@@ -158,8 +178,8 @@ def order_table(report: Report) -> Table | None:
         "Order of models",
         ["Shots", "Method", "Kendall's tau", "Raw order", "Order under the method"],
         rows,
-        "Kendall's tau-b between the models' raw and calibrated averages: +1 same order, -1 reversed. Models with a "
-        "complete average only.",
+        "Kendall's tau-b between the models' raw and calibrated averages: +1 same order, -1 reversed. Models "
+        "without an average are left out.",
     )
 
 

@@ -113,6 +113,19 @@ def test_missing_dataset_leaves_the_average_out(write_result):
     assert "mr" in [dataset.name for dataset in report.datasets_of("b")]
 
 
+def test_tasks_without_results_for_some_shots_are_named_and_counted(write_result):
+    for shots, tasks in ((0, ("mr",)), (4, ("sst2", "mr", "trec"))):
+        for task in tasks:
+            folder = write_result(task=f"proca_{task}", shots=shots, accuracy={"none": 0.5, "proca": 0.7}).parent
+    report = compare([folder])
+    average = row_of(report, "org/model", "proca", shots=0).average
+    assert (average.mean, average.present, average.expected) == (0.7, 1, 3)
+    assert notices(report, "missing") == [
+        "No result with 0 shots for sst2, trec, so averages with 0 shots are over the other 1 of 3 tasks."
+    ]
+    assert not row_of(report, "org/model", "proca", shots=4).average.partial
+
+
 def test_fewer_seeds_are_marked(write_result):
     for task, seeds in (("proca_sst2", (0, 1)), ("proca_mr", (0,))):
         for seed in seeds:

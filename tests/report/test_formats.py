@@ -13,6 +13,7 @@ from lm_eval_proca.cli import compare as command
 from lm_eval_proca.cli.compare import FORMATS, SOMETHING_SKIPPED
 from lm_eval_proca.report.comparison import compare
 from lm_eval_proca.report.formats import latex, markdown, spreadsheet, structured, terminal
+from lm_eval_proca.report.tables import MISSING, NOT_AVERAGED
 
 
 @pytest.fixture
@@ -35,12 +36,35 @@ def test_markdown_table(folder):
     assert "| Shots | Method | sst2 | mr | Average |" in lines
     assert "| 4 | raw | 51.0 ±1.4 | **61.0** † | 56.0 † |" in lines
     assert "| 4 | proca | **82.0** ±2.8 | 60.0 † | **71.0** † |" in lines
+    assert sum("†: fewer seeds" in line for line in lines) == 2, "below the leaderboard and below the model's table"
 
 
 def test_latex_table(folder):
     text = latex.render(compare([folder]))
     assert r"4 & proca & \textbf{82.0}$_{2.8}$ & 60.0$^{\dagger}$ & \textbf{71.0}$^{\dagger}$ \\" in text
     assert text.count(r"\begin{tabular}") == text.count(r"\end{tabular}") == 2
+
+
+def test_average_over_some_tasks_says_so(write_result):
+    for shots, task, model in ((0, "mr", "a"), (4, "mr", "a"), (4, "sst2", "a"), (4, "mr", "b")):
+        accuracy = {"none": 0.5, "proca": 0.7}
+        folder = write_result(model=model, task=f"proca_{task}", shots=shots, accuracy=accuracy).parent
+    report = compare([folder])
+    text = markdown.render(report)
+    assert f"| 0 | proca | {MISSING} | **70.0** | **70.0** (1 of 2) |" in text
+    assert "| 4 | proca | **70.0** | **70.0** | **70.0** |" in text
+    assert f"| 4 | proca | {MISSING} | **70.0** | {MISSING} (1 of 2) |" in text
+    assert text.count("(1 of 2): the row has 1 of the 2 tasks compared here.") == 2
+    assert NOT_AVERAGED not in text
+    assert r"\textbf{70.0}~(1 of 2) \\" in latex.render(report)
+
+
+def test_number_outside_the_average_is_marked(write_result):
+    for model, limit, proca in (("a", None, 0.7), ("b", None, 0.7), ("b", 50, 0.9)):
+        folder = write_result(model=model, accuracy={"none": 0.5, "proca": proca}, limit=limit).parent
+    text = markdown.render(compare([folder]))
+    assert f"| 4 | proca | **90.0** {NOT_AVERAGED} | **70.0** | **70.0** |" in text
+    assert text.count(f"{NOT_AVERAGED}: not in the average.") == 1
 
 
 def test_terminal_marks_the_best_without_colour_too(folder):
@@ -103,6 +127,32 @@ def test_command_names_damage_and_its_exit_status_says_so(folder, capsys):
     output = capsys.readouterr()
     assert str(damaged) in output.err
     assert "org/model" in output.out
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_damage_is_said_once(folder, capsys, monkeypatch, is_terminal):
+    damaged = folder / "results_2026-02-01T00-00-00.json"
+    damaged.write_text("{")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: is_terminal)
+    assert run(folder, "--format", "markdown") == SOMETHING_SKIPPED
+    output = capsys.readouterr()
+    assert (output.out + output.err).count(str(damaged)) == 1
+    assert ("damaged" in output.err) is not is_terminal, "a failure needs a word where standard output is not seen"
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("o.md", markdown), ("o.csv", spreadsheet), ("o.TEX", latex), ("o.json", structured), ("o.txt", terminal)],
+)
+def test_suffix_of_the_output_is_its_format(folder, tmp_path, capsys, name, expected):
+    assert run(folder, "--output", tmp_path / name) == 0
+    assert (tmp_path / name).read_text(encoding="utf-8") == expected.render(compare([folder]))
+    assert f"tables written to {tmp_path / name}\n" in capsys.readouterr().err
+
+
+def test_a_format_that_is_given_wins_over_the_suffix(folder, tmp_path):
+    assert run(folder, "--format", "latex", "--output", tmp_path / "o.csv") == 0
+    assert "tabular" in (tmp_path / "o.csv").read_text(encoding="utf-8")
 
 
 def test_command_says_what_csv_cannot_hold(folder, capsys):

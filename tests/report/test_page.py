@@ -279,6 +279,25 @@ def test_chart_draws_raw_and_calibrated_and_every_seed(browser, page):
     assert f"{MISSING} → {MISSING}" in browser.script(small), "what is missing is shown as missing"
 
 
+@pytest.mark.parametrize("width", [360, 1440])
+@pytest.mark.parametrize("name", ["agnews", "WWWWWW", "W" * 40])
+def test_chart_cuts_no_text_off(browser, write_result, tmp_path, name, width):
+    folder = write_result(task=f"proca_{name}", accuracy={"none": 1.0, "proca": 1.0}).parent
+    file = tmp_path / "page.html"
+    file.write_text(render_page(compare([folder])), encoding="utf-8")
+    browser.open(file, width=width)
+    code = """
+      const svg = document.querySelector("#chart svg");
+      const frame = svg.getBoundingClientRect();
+      const cut = ({ left, right }) => left < frame.left - 0.5 || right > frame.right + 0.5;
+      const texts = [...svg.querySelectorAll("text")];
+      return texts.filter((text) => cut(text.getBoundingClientRect())).map((text) => text.textContent)
+    """
+    assert browser.script(code) == []
+    label = browser.script('return document.querySelector("#chart [data-dataset] text").textContent')
+    assert label == name or (len(name) == 40 and label.endswith("…")), "only a name that is too long is shortened"
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [360, 1440])
 def test_no_overflow_on_phone_and_desktop(browser, page, width, scheme):

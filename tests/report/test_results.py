@@ -109,6 +109,39 @@ def test_only_the_tasks_asked_for(write_result):
     assert [run.task for run in read_results([folder], ["proca_sst*"]).runs] == ["proca_sst2"]
 
 
+@pytest.mark.parametrize("name", ["sst2", "sst*", "proca_sst2"])
+def test_tasks_go_by_the_name_in_the_tables_too(write_result, name):
+    write_result(task="proca_mr", accuracy=BOTH)
+    folder = write_result(task="proca_sst2", accuracy=BOTH).parent
+    assert [run.task for run in read_results([folder], [name]).runs] == ["proca_sst2"]
+
+
+def test_task_that_is_not_there_is_said(write_result):
+    write_result(task="proca_mr", accuracy=BOTH)
+    folder = write_result(task="proca_sst2", accuracy=BOTH).parent
+    with pytest.raises(ResultsError, match=r"^No task matches 'nope'; there are: mr, sst2\.$"):
+        read_results([folder], ["nope"])
+    results = read_results([folder], ["nope", "sst2"])
+    assert [run.task for run in results.runs] == ["proca_sst2"]
+    assert [notice.text for notice in results.notices] == ["No task matches 'nope'; there are: mr, sst2."]
+
+
+def test_task_whose_only_file_is_damaged_is_not_just_unknown(write_result):
+    good = write_result(task="proca_mr", accuracy=BOTH)
+    damaged = good.with_name("results_2026-01-01T00-00-01.json")
+    damaged.write_text("{")
+    with pytest.raises(ResultsError, match=f"No task matches 'sst2'.*{damaged.name} was skipped"):
+        read_results([good.parent], ["sst2"])
+
+
+def test_file_without_a_date_in_its_name_is_not_looked_for(write_result, tmp_path):
+    (tmp_path / "results_x.json").write_text("{}")
+    with pytest.raises(ResultsError, match=r"no results_DATE\.json with a date as in results_2026"):
+        read_results([tmp_path])
+    renamed = write_result(accuracy=BOTH).rename(tmp_path / "results_x.json")
+    assert len(read_results([renamed]).runs) == 1
+
+
 @pytest.mark.parametrize("content", [None, "empty", "damaged"])
 def test_nothing_to_compare_is_one_sentence(tmp_path, content):
     folder = tmp_path / "runs"

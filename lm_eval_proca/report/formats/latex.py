@@ -44,5 +44,5 @@ def _cell(cell: Cell) -> str:
     if cell.spread:
         text += rf"$_{{{cell.spread}}}$"
     if cell.note:
-        text += ("" if cell.note == FEWER_SEEDS else "~") + escape(cell.note)
+        text += ("" if cell.note.startswith((FEWER_SEEDS, NOT_AVERAGED)) else "~") + escape(cell.note)
     return text
