@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from lm_eval_proca.calibration.storage import load_calibrator
     from lm_eval_proca.errors import ProcaError
     from lm_eval_proca.harness.task import CalibratedTask
-    from lm_eval_proca.scores import ScoreTable
+    from lm_eval_proca.score_table import ScoreTable
 
 __version__ = "0.1.0"
 
@@ -25,7 +25,7 @@ _HOME = {
     "ContextualCalibrator": "lm_eval_proca.calibration.contextual",
     "ProcaError": "lm_eval_proca.errors",
     "PrototypicalCalibrator": "lm_eval_proca.calibration.prototypical",
-    "ScoreTable": "lm_eval_proca.scores",
+    "ScoreTable": "lm_eval_proca.score_table",
     "load_calibrator": "lm_eval_proca.calibration.storage",
 }
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from lm_eval_proca.experiments.analyses.plan import Plan
     from lm_eval_proca.experiments.cell import Cell
     from lm_eval_proca.report.display import Display
-    from lm_eval_proca.scores import ScoreTable
+    from lm_eval_proca.score_table import ScoreTable
 
 HELP = "the paper's analyses: a table and a figure from score tables, or from runs that it makes itself"
 ALL = "all"
@@ -155,7 +155,7 @@ def _with_settings(table: ScoreTable, cell: Cell) -> ScoreTable:
 def _analyze(name: str, tables: Sequence[ScoreTable], calibrators: Mapping[str, Calibrator], output: Path) -> None:
     """Write every measurement, print the means, draw the figure."""
     from lm_eval_proca.report.display import MissingMatplotlib
-    from lm_eval_proca.report.rows import text_table, write_rows
+    from lm_eval_proca.report.tabular import text_table, write_rows
 
     analysis = _analyses()[name]
     print(f"{name}: calibrating {len(tables)} score tables, which may take minutes ...", file=sys.stderr)
@@ -179,7 +179,7 @@ class _Analysis:
 
 def _analyses() -> dict[str, _Analysis]:
     from lm_eval_proca.experiments.analyses import ablation, boundary, estimate_set, prompts
-    from lm_eval_proca.experiments.analyses.rows import mean_by, only
+    from lm_eval_proca.experiments.analyses.measurements import mean_by, only
     from lm_eval_proca.report import figures
 
     prompt = ("model", "task", "num_fewshot")

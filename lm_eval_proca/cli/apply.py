@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
 
     from lm_eval_proca.calibration.storage import load_calibrator
     from lm_eval_proca.experiments.score_files import read_scores
-    from lm_eval_proca.report.rows import check_rows_file, csv_text, write_rows
+    from lm_eval_proca.report.tabular import check_rows_file, csv_text, write_rows
 
     check_rows_file(args.output)
     calibrator = load_calibrator(args.calibrator)

@@ -13,7 +13,7 @@ from lm_eval_proca.errors import CalibrationError
 if TYPE_CHECKING:
     from lm_eval_proca.calibration.base import Calibrator
     from lm_eval_proca.experiments.calibrate import Measured
-    from lm_eval_proca.scores import ScoreTable
+    from lm_eval_proca.score_table import ScoreTable
 
 HELP = "calibrate finished runs from their scores: score tables, or lm-eval's own samples_*.jsonl"
 HEADINGS = {"accuracy": "accuracy", "macro_f1": "macro-F1", "brier": "Brier", "ece": "ECE"}
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from lm_eval_proca.experiments.calibrate import calibrate
     from lm_eval_proca.experiments.score_files import find_score_tables, read_run
-    from lm_eval_proca.report.rows import check_rows_file, text_table, write_rows
+    from lm_eval_proca.report.tabular import check_rows_file, text_table, write_rows
 
     check_rows_file(args.output)
     _check_params(args)

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lm_eval_proca.report.rows import write_file
+from lm_eval_proca.report.tabular import write_file
 
 if TYPE_CHECKING:
     from lm_eval_proca.report.comparison import Report

@@ -12,7 +12,7 @@ from scipy.special import softmax
 from lm_eval_proca.calibration.metrics import accuracy, brier_score, expected_calibration_error, macro_f1
 from lm_eval_proca.calibration.registry import CALIBRATORS, get_calibrator
 from lm_eval_proca.errors import CalibrationError
-from lm_eval_proca.scores import ScoreTable
+from lm_eval_proca.score_table import ScoreTable
 
 if TYPE_CHECKING:
     from lm_eval_proca.calibration.base import Calibrator

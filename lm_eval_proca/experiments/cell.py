@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from lm_eval_proca.errors import ModelError, ScoreTableError, TaskError
 from lm_eval_proca.harness.settings import DATA_DIR_VARIABLE, KNOWN, PREFIX
-from lm_eval_proca.scores import ScoreTable, without_secrets
+from lm_eval_proca.score_table import ScoreTable, without_secrets
 
 if TYPE_CHECKING:
     from lm_eval.api.model import LM

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lm_eval_proca.errors import ScoreTableError
-from lm_eval_proca.experiments.samples import read_samples
-from lm_eval_proca.scores import ScoreTable
+from lm_eval_proca.experiments.sample_logs import read_samples
+from lm_eval_proca.score_table import ScoreTable
 
 
 class NewScores(NamedTuple):

@@ -20,7 +20,7 @@ from lm_eval_proca.calibration.base import Calibrator
 from lm_eval_proca.calibration.registry import CALIBRATORS, get_calibrator
 from lm_eval_proca.errors import TaskError
 from lm_eval_proca.harness.gather import compute_once
-from lm_eval_proca.scores import ScoreTable
+from lm_eval_proca.score_table import ScoreTable
 
 
 @dataclass

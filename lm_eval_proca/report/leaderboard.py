@@ -13,8 +13,8 @@ from scipy.stats import kendalltau
 
 from lm_eval_proca.report.datasets import Dataset, Measurement
 from lm_eval_proca.report.paired_test import PairedTest, holm, paired_test
-from lm_eval_proca.report.samples import Correct
-from lm_eval_proca.report.scores import RAW_METHOD, Average, Block, Score
+from lm_eval_proca.report.answers import Correct
+from lm_eval_proca.report.blocks import RAW_METHOD, Average, Block, Score
 
 LEVEL = 0.05
 

@@ -13,7 +13,7 @@ import pytest
 
 from lm_eval_proca import PrototypicalCalibrator, load_calibrator
 from lm_eval_proca.cli import main
-from lm_eval_proca.scores import ScoreTable
+from lm_eval_proca.score_table import ScoreTable
 from tests.conftest import ROOT
 from tests.score_tables import made_table
 

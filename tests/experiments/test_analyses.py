@@ -10,7 +10,7 @@ from scipy.special import expit, log_softmax
 from lm_eval_proca import BatchCalibrator, ContextualCalibrator, PrototypicalCalibrator
 from lm_eval_proca.errors import ScoreTableError
 from lm_eval_proca.experiments.analyses import ablation, boundary, estimate_set, prompts
-from lm_eval_proca.experiments.analyses.rows import mean_by, only
+from lm_eval_proca.experiments.analyses.measurements import mean_by, only
 from lm_eval_proca.experiments.calibrate import accuracies, accuracy_of, fit, make_calibrators
 from tests.score_tables import made_table
 

@@ -19,7 +19,7 @@ from lm_eval_proca.experiments.calibrate import (
     make_calibrators,
     measure,
 )
-from lm_eval_proca.scores import ScoreTable
+from lm_eval_proca.score_table import ScoreTable
 from tests.score_tables import made_table
 
 

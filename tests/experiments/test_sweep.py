@@ -17,7 +17,7 @@ from lm_eval_proca.experiments.cell import Cell, Model
 from lm_eval_proca.experiments.runner import Failure, load_task
 from lm_eval_proca.experiments.sweep import estimate_cost, grid, sample_prompts, token_counter
 from lm_eval_proca.experiments.task_files import find_single_task, find_task_files
-from lm_eval_proca.scores import ScoreTable
+from lm_eval_proca.score_table import ScoreTable
 from lm_eval_proca_discovery import task_configs_path
 
 NINE = ["sst2", "sst5", "mr", "subj", "ap", "agnews", "dbpedia", "rte", "trec"]

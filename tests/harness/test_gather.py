@@ -9,7 +9,7 @@ import pytest
 
 from lm_eval_proca.errors import CalibrationError, DistributedError, ProcaError, ScoreTableError
 from lm_eval_proca.harness.gather import compute_once, gather, is_first_process
-from lm_eval_proca.harness.rows import Row, Shard, merge
+from lm_eval_proca.harness.shards import Row, Shard, merge
 
 PROCESSES = 2
 

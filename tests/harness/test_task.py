@@ -12,7 +12,7 @@ from lm_eval.tasks import TaskManager
 
 from lm_eval_proca.calibration.registry import get_calibrator
 from lm_eval_proca.errors import ProcaError, TaskError
-from lm_eval_proca.scores import ScoreTable
+from lm_eval_proca.score_table import ScoreTable
 from tests.conftest import made_sentences, write_jsonl
 
 FILTERS = {"none", "bc", "conca", "proca"}

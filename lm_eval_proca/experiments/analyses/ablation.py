@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from sklearn.base import clone
 
-from lm_eval_proca.experiments.analyses.rows import Row, prompt_of
+from lm_eval_proca.experiments.analyses.measurements import Row, prompt_of
 from lm_eval_proca.experiments.calibrate import accuracy_of, fit
-from lm_eval_proca.scores import ScoreTable
+from lm_eval_proca.score_table import ScoreTable
 
 if TYPE_CHECKING:
     from lm_eval_proca.calibration.base import Calibrator

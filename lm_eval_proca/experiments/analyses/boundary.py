@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy.special import expit, log_expit
 
-from lm_eval_proca.experiments.analyses.rows import Row, need_two_labels, prompt_of
+from lm_eval_proca.experiments.analyses.measurements import Row, need_two_labels, prompt_of
 from lm_eval_proca.experiments.calibrate import RAW, accuracy_of, can_fit, fit
-from lm_eval_proca.scores import ScoreTable
+from lm_eval_proca.score_table import ScoreTable
 
 if TYPE_CHECKING:
     from lm_eval_proca.calibration.base import Calibrator

@@ -12,9 +12,9 @@ import numpy as np
 from sklearn.base import clone
 
 from lm_eval_proca.errors import ScoreTableError
-from lm_eval_proca.experiments.analyses.rows import Row, need_estimate_set, need_two_labels, prompt_of
+from lm_eval_proca.experiments.analyses.measurements import Row, need_estimate_set, need_two_labels, prompt_of
 from lm_eval_proca.experiments.calibrate import RAW, accuracy_of, can_fit, fit
-from lm_eval_proca.scores import ScoreTable
+from lm_eval_proca.score_table import ScoreTable
 
 if TYPE_CHECKING:
     from lm_eval_proca.calibration.base import Calibrator

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from lm_eval_proca.errors import ScoreTableError
-from lm_eval_proca.experiments.analyses.rows import Row, need_two_labels, prompt_of
+from lm_eval_proca.experiments.analyses.measurements import Row, need_two_labels, prompt_of
 from lm_eval_proca.experiments.calibrate import accuracies
-from lm_eval_proca.scores import ScoreTable
+from lm_eval_proca.score_table import ScoreTable
 
 if TYPE_CHECKING:
     from lm_eval_proca.calibration.base import Calibrator

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from lm_eval_proca.errors import ScoreTableError
-from lm_eval_proca.scores import ScoreTable
+from lm_eval_proca.score_table import ScoreTable
 
 Row = dict[str, Any]
 

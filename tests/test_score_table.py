@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from lm_eval_proca.errors import ScoreTableError
-from lm_eval_proca.scores import ScoreTable
+from lm_eval_proca.score_table import ScoreTable
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from lm_eval_proca.errors import ScoreTableError
-from lm_eval_proca.scores import NO_GOLD, ScoreTable
+from lm_eval_proca.score_table import NO_GOLD, ScoreTable
 
 _FILE_NAME = re.compile(r"samples_(?P<task>.+)_(?P<date>\d{4}-\d\d-\d\dT[\d.-]+)\.jsonl")
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lm_eval_proca.errors import DistributedError, ScoreTableError
-from lm_eval_proca.scores import NO_GOLD, ROLES, ScoreTable
+from lm_eval_proca.score_table import NO_GOLD, ROLES, ScoreTable
 
 
 @dataclass(frozen=True)
