@@ -29,9 +29,9 @@ from lm_eval_proca.harness.estimate import (
 )
 from lm_eval_proca.harness.filters import calibrating
 from lm_eval_proca.harness.gather import compute_once, gather
-from lm_eval_proca.harness.shards import Row, Shard, merge, score_table
 from lm_eval_proca.harness.sampler import OnePromptSampler
 from lm_eval_proca.harness.settings import DATA_DIR_VARIABLE, read_settings, without_settings
+from lm_eval_proca.harness.shards import Row, Shard, merge, score_table
 from lm_eval_proca.score_table import NO_GOLD, ScoreTable, without_secrets
 
 logger = logging.getLogger("lm_eval.proca")  # below lm-eval's own logger, the only one that its command shows

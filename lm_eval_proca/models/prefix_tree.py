@@ -42,6 +42,10 @@ class Limits(NamedTuple):
     scored: int
     documents: int | None = None
 
+    def halved(self) -> Limits:
+        documents = None if self.documents is None else max(1, self.documents // 2)
+        return Limits(max(1, self.tokens // 2), max(1, self.scored // 2), documents)
+
     def row(self, prefix: int) -> int:
         """Most tokens of a row. Matrix products gain from long passes, but attention costs a row's length squared, and
         each row a copy of the prefix: short rows where there is little to copy."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ from tqdm import tqdm
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from lm_eval_proca.errors import ModelError
+from lm_eval_proca.models.hidden_states import HiddenStates, Layer
 from lm_eval_proca.models.prefix_tree import Group, Limits, Pass, Request, plan
 from lm_eval_proca.models.sampling import can_decode, decoding_loop
 
@@ -51,6 +52,21 @@ TokenizedRequest = tuple[tuple[str, str], list[int], list[int]]
 
 class CannotShare(Exception):
     """This model's predictions cannot be had from shared computations; the message says why."""
+
+
+class OutOfMemory(Exception):
+    """A forward pass was too large for the memory that is free now."""
+
+    def __init__(self, reason: Exception) -> None:
+        super().__init__(str(reason))
+        self.reason = reason
+
+
+class Predictions(NamedTuple):
+    """What a pass gives at the scored places of every row, one row after the other."""
+
+    log_probs: torch.Tensor
+    hidden_states: dict[Layer, torch.Tensor]  # of the layers that were asked for
 
 
 class PrefixLayer(DynamicLayer):
@@ -132,11 +148,19 @@ class SharedPrefixLM(HFLM):
         return torch.tensor(ended, device=generated.device) | (generated[:, -1] == self.eot_token_id)
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[LogLikelihood]:
-        """As HFLM; sets `truncated` on every request: whether the model saw its prompt without the beginning."""
+        """As HFLM; sets `truncated` on every request: whether the model saw its prompt without the beginning.
+
+        A request with an attribute `layers` also gets an attribute `hidden_states`, an array (layers, width): the
+        states at the position that predicts the first token of its continuation, or None where they were not computed.
+        """
         self._cut: list[bool] = []
+        self._layers = {number: request.layers for number, request in enumerate(requests) if hasattr(request, "layers")}
+        self._hidden_states: dict[int, np.ndarray] = {}
         answers = super().loglikelihood(requests, disable_tqdm=disable_tqdm)
         for request, cut in zip(requests, self._cut, strict=True):
             request.truncated = cut
+        for number in self._layers:
+            requests[number].hidden_states = self._hidden_states.get(number)
         if any(self._cut):
             logger.warning(
                 f"{sum(self._cut)} of {len(requests)} prompts were longer than the model's {self.max_length} tokens "
@@ -156,7 +180,8 @@ class SharedPrefixLM(HFLM):
             for number, answer in self._answers(requests, disable_tqdm):
                 answers[number] = answer
         except CannotShare as reason:
-            self._cannot_share = str(reason)
+            if not answers:  # what worked before is no property of the model
+                self._cannot_share = str(reason)
             self._say_once(f"hf-shared-prefix scores like hf: {reason}.")
         rest = [number for number in range(len(requests)) if number not in answers]
         if rest:
@@ -201,13 +226,30 @@ class SharedPrefixLM(HFLM):
         with tqdm(
             total=len(numbers), disable=disable_tqdm or self.rank != 0, desc="Running loglikelihood requests"
         ) as progress:
-            for group in plan(inputs, numbers, limits):
-                for scored, log_probs in self._scored_passes(group):
-                    for number, answer in _read_answers(scored, log_probs, inputs):
-                        if requests[number][0] is not None:
-                            self.cache_hook.add_partial("loglikelihood", requests[number][0], answer)
-                        progress.update(1)
-                        yield number, answer
+            while numbers:
+                done: set[int] = set()
+                try:
+                    for group in plan(inputs, numbers, limits):
+                        for scored, predictions in self._scored_passes(group):
+                            self._keep_hidden_states(scored, predictions)
+                            for number, answer in _read_answers(scored, predictions.log_probs, inputs):
+                                if requests[number][0] is not None:
+                                    self.cache_hook.add_partial("loglikelihood", requests[number][0], answer)
+                                progress.update(1)
+                                done.add(number)
+                                yield number, answer
+                except OutOfMemory as error:
+                    if limits.tokens == 1:  # one request is too much: nothing is left to halve
+                        raise error.reason from None
+                    limits = limits.halved()
+                    logger.warning(f"hf-shared-prefix goes on with passes of {limits.tokens} tokens: {error.reason}")
+                numbers = [number for number in numbers if number not in done]
+
+    def _keep_hidden_states(self, scored: Pass, predictions: Predictions) -> None:
+        for answer in scored.answers():
+            if answer.request in self._layers:
+                states = [predictions.hidden_states[layer][answer.places[0]] for layer in self._layers[answer.request]]
+                self._hidden_states[answer.request] = torch.stack(states).cpu().numpy()
 
     def _longest_shared_input(self) -> int:
         """Inputs up to this length can share. Raises where none can, as far as that is known without trying."""
@@ -235,41 +277,41 @@ class SharedPrefixLM(HFLM):
                 lengths.append(parameters.get("original_max_position_embeddings") or text.max_position_embeddings)
         return min([self.max_length, *lengths])
 
-    def _scored_passes(self, group: Group) -> Iterator[tuple[Pass, torch.Tensor]]:
-        """Every pass of a group with its log-probabilities, checked where something is new to this model."""
+    def _scored_passes(self, group: Group) -> Iterator[tuple[Pass, Predictions]]:
+        """Every pass of a group with its predictions, checked where something is new to this model."""
         cache = None
         for scored in group.passes:
             # The request to check: after as many others as possible, so that they would show.
             number, row = max(enumerate(scored.rows), key=lambda item: len(item[1].chains))
-            tokens, predictions = row.last_branch.tokens, len(row.answers[-1].places)
+            tokens, count = row.last_branch.tokens, len(row.answers[-1].places)
             if not self._logits_checked:
                 self._check_logits(tokens[-8:])
             expected = None
             if group.prefix and cache is None:
-                cache, expected = self._encode_prefix(group.prefix, tokens, predictions)
+                cache, expected = self._encode_prefix(group.prefix, tokens, count)
             elif not self._mask_checked and not scored.is_plain:
-                expected = self._plain_pass(tokens, predictions)
-            log_probs = self._pass_log_probs(scored, group.prefix, cache)
+                expected = self._plain_pass(tokens, count)
+            predictions = self._predictions(scored, group.prefix, cache)
             if expected is not None:
                 places = number * len(scored.scored) + np.searchsorted(scored.scored, row.answers[-1].places)
-                self._compare(expected, log_probs[places])
+                self._compare(expected, predictions.log_probs[places])
                 self._mask_checked |= not scored.is_plain
-            yield scored, log_probs
+            yield scored, predictions
 
-    def _encode_prefix(self, length: int, tokens: np.ndarray, predictions: int) -> tuple[Cache, torch.Tensor]:
+    def _encode_prefix(self, length: int, tokens: np.ndarray, count: int) -> tuple[Cache, torch.Tensor]:
         """Keys and values of the prefix, and what the plain pass over a whole request predicts at its end."""
         full = DynamicCache()
-        expected = self._plain_pass(tokens, predictions, past_key_values=full, use_cache=True)
+        expected = self._plain_pass(tokens, count, past_key_values=full, use_cache=True)
         layers = [layer for layer in full.layers if isinstance(layer, CacheLayerMixin) and layer.is_initialized]
         if not layers or any(layer.get_seq_length() != len(tokens) for layer in layers):
             raise CannotShare("its forward pass does not keep keys and values in the cache it is given")
         return Cache(layers=[PrefixLayer(layer, length) for layer in layers]), expected
 
-    def _plain_pass(self, tokens: np.ndarray, predictions: int, **kwargs: Any) -> torch.Tensor:
-        """Log-probabilities at the last positions of a request, computed as if it were alone in the world."""
-        return self._log_probs(tokens[None], np.arange(len(tokens))[-predictions:], **kwargs)
+    def _plain_pass(self, tokens: np.ndarray, count: int, **kwargs: Any) -> torch.Tensor:
+        """Log-probabilities at the last `count` positions of a request, computed by itself."""
+        return self._log_probs(tokens[None], np.arange(len(tokens))[-count:], **kwargs)
 
-    def _pass_log_probs(self, scored: Pass, prefix: int, cache: Cache | None) -> torch.Tensor:
+    def _predictions(self, scored: Pass, prefix: int, cache: Cache | None) -> Predictions:
         kwargs: dict[str, Any] = {"past_key_values": cache, "use_cache": cache is not None}
         if not scored.is_plain:
             rows, width = scored.shape
@@ -278,7 +320,11 @@ class SharedPrefixLM(HFLM):
             mask[..., prefix:].masked_fill_(hidden, torch.finfo(mask.dtype).min)
             kwargs["attention_mask"] = mask.to(self.device)
             kwargs["position_ids"] = torch.from_numpy(scored.positions()).to(self.device)
-        return self._log_probs(scored.tokens(), scored.scored, **kwargs)
+        layers = {layer for answer in scored.answers() for layer in self._layers.get(answer.request, ())}
+        places = torch.from_numpy(scored.scored).to(self.device)
+        with HiddenStates(self.model, layers).read_at(places) as states:
+            log_probs = self._log_probs(scored.tokens(), scored.scored, **kwargs)
+        return Predictions(log_probs, states)
 
     def _log_probs(self, tokens: np.ndarray, places: np.ndarray, **kwargs: Any) -> torch.Tensor:
         """Log-probabilities of the next token at these places of every row, one row after the other."""
@@ -294,6 +340,8 @@ class SharedPrefixLM(HFLM):
             ):
                 logits = self.model(inputs, logits_to_keep=keep, **kwargs).logits
         except Exception as error:  # whatever the model's own code raises when it is asked for something unusual
+            if is_out_of_memory(error):
+                raise OutOfMemory(error) from None
             raise CannotShare(f"its forward pass fails with {type(error).__name__}: {error}") from error
         if logits.shape[:2] != (len(inputs), len(keep)):
             raise CannotShare("its forward pass does not compute logits at chosen positions")
@@ -315,6 +363,11 @@ class SharedPrefixLM(HFLM):
             raise CannotShare(
                 f"log-probabilities of a shared computation differ by up to {difference:.2g} from those of a plain pass"
             )
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Accelerators raise a class of their own; the CPU's allocator only says so."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
 
 
 def _read_answers(

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from lm_eval_proca.errors import ResultsError
+from lm_eval_proca.report.answers import Correct, read_correct
+from lm_eval_proca.report.blocks import Block, blocks_of, method_order
 from lm_eval_proca.report.datasets import Dataset, Measurement, measurements_of
 from lm_eval_proca.report.leaderboard import Comparison, Leaderboard, Row, Tally, leaderboard
 from lm_eval_proca.report.results import Notice, read_results, short_model_names
-from lm_eval_proca.report.answers import Correct, read_correct
-from lm_eval_proca.report.blocks import Block, blocks_of, method_order
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from typing import TypeVar
 import numpy as np
 from scipy.stats import kendalltau
 
-from lm_eval_proca.report.datasets import Dataset, Measurement
-from lm_eval_proca.report.paired_test import PairedTest, holm, paired_test
 from lm_eval_proca.report.answers import Correct
 from lm_eval_proca.report.blocks import RAW_METHOD, Average, Block, Score
+from lm_eval_proca.report.datasets import Dataset, Measurement
+from lm_eval_proca.report.paired_test import PairedTest, holm, paired_test
 
 LEVEL = 0.05
 

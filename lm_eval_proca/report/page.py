@@ -14,10 +14,10 @@ import re
 from collections.abc import Iterable, Sequence
 
 from lm_eval_proca import __version__
+from lm_eval_proca.report.blocks import RAW_METHOD, Block, Score
 from lm_eval_proca.report.comparison import Report, as_dict
 from lm_eval_proca.report.datasets import Dataset
 from lm_eval_proca.report.leaderboard import Comparison, Leaderboard, Row
-from lm_eval_proca.report.blocks import RAW_METHOD, Block, Score
 from lm_eval_proca.report.tables import (
     MISSING,
     Cell,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lm_eval_proca.report.blocks import DECIMALS, Average, Score
 from lm_eval_proca.report.comparison import Report
 from lm_eval_proca.report.leaderboard import LEVEL, Leaderboard, Row, Tally
-from lm_eval_proca.report.blocks import DECIMALS, Average, Score
 
 DASH = "\N{EN DASH}"
 MISSING = DASH

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -131,11 +132,83 @@ def test_a_prefix_is_computed_once_and_labels_cost_their_own_tokens(tokenizer: P
 
 
 def test_batch_size_one_computes_one_document_a_pass(tokenizer: PreTrainedTokenizerFast) -> None:
-    """So that a document's scores do not depend on its neighbours, and runs on several processes agree exactly."""
+    """Scores depend on other documents only by the rounding of the prefix, which is read with one of them."""
     model = make_model("llama", len(tokenizer))
     ours = SharedPrefixLM(model, tokenizer=tokenizer, batch_size=1)
+    passes = []
+    handle = model.get_output_embeddings().register_forward_hook(lambda _m, _i, output: passes.append(output.shape[0]))
     together = ours.loglikelihood(task(12), disable_tqdm=True)
-    assert ours.loglikelihood(task(12)[: 6 * len(LABELS)], disable_tqdm=True) == together[: 6 * len(LABELS)]
+    handle.remove()
+    assert passes == [1] * len(passes)
+    assert len(passes) >= 12
+    alone = ours.loglikelihood(task(12)[: 6 * len(LABELS)], disable_tqdm=True)
+    assert [a for a, _ in alone] == pytest.approx([t for t, _ in together[: 6 * len(LABELS)]], abs=1e-4, rel=1e-5)
+    assert [a for _, a in alone] == [t for _, t in together[: 6 * len(LABELS)]]
+
+
+class Crowded:
+    """A model whose forward pass fails, as a full device fails, whenever it is given more than `room` tokens."""
+
+    def __init__(self, model: PreTrainedModel, room: int, error: Exception) -> None:
+        self.refused = 0
+        self._forward, self._room, self._error = model.forward, room, error
+        model.forward = self  # type: ignore[method-assign]
+
+    def __call__(self, input_ids: torch.Tensor, **kwargs: Any) -> Any:
+        if input_ids.numel() > self._room:
+            self.refused += 1
+            raise self._error
+        return self._forward(input_ids, **kwargs)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("DefaultCPUAllocator: can't allocate memory")],
+    ids=["accelerator", "cpu"],
+)
+def test_a_full_memory_halves_the_pass_and_is_not_remembered(
+    tokenizer: PreTrainedTokenizerFast, log: Callable[[], list[str]], error: Exception
+) -> None:
+    model = make_model("llama", len(tokenizer))
+    stock, ours = pair_of(model, tokenizer, max_batch_tokens=512, batch_size="auto")
+    requests = task(20)
+    expected = [score for score, _ in stock.loglikelihood(requests, disable_tqdm=True)]
+    crowd = Crowded(model, 130, error)
+    scores = [score for score, _ in ours.loglikelihood(requests, disable_tqdm=True)]
+    assert crowd.refused
+    assert scores == pytest.approx(expected, abs=1e-4, rel=1e-5)
+    assert all("goes on with passes of" in line for line in log())
+    crowd._room = 10**6  # the memory is free again: the next call makes large passes and shares
+    refused, lines = crowd.refused, len(log())
+    ours.loglikelihood(requests, disable_tqdm=True)
+    assert (crowd.refused, len(log()), ours._cannot_share) == (refused, lines, None)
+
+
+def test_a_request_that_no_memory_fits_ends_in_the_own_error(tokenizer: PreTrainedTokenizerFast) -> None:
+    model = make_model("llama", len(tokenizer))
+    _, ours = pair_of(model, tokenizer)
+    Crowded(model, 20, torch.OutOfMemoryError("CUDA out of memory"))
+    with pytest.raises(torch.OutOfMemoryError):
+        ours.loglikelihood(task(4), disable_tqdm=True)
+
+
+def test_an_error_after_a_good_start_is_not_remembered(
+    tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make_model("llama", len(tokenizer))
+    stock, ours = pair_of(model, tokenizer)
+    expected = [score for score, _ in stock.loglikelihood(task(20), disable_tqdm=True)]
+    plain, calls = model.forward, itertools.count()
+
+    def fails_once(*args: Any, **kwargs: Any) -> Any:
+        if next(calls) == 8:
+            raise RuntimeError("a passing fault")
+        return plain(*args, **kwargs)
+
+    monkeypatch.setattr(model, "forward", fails_once)
+    scores = [score for score, _ in ours.loglikelihood(task(20), disable_tqdm=True)]
+    assert scores == pytest.approx(expected, abs=1e-4, rel=1e-5)
+    assert ours._cannot_share is None
 
 
 def test_logits_are_computed_only_where_needed(tokenizer: PreTrainedTokenizerFast) -> None:

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from lm_eval_proca.errors import ResultsError
-from lm_eval_proca.report.results import read_results, short_model_names
 from lm_eval_proca.report.answers import read_correct
+from lm_eval_proca.report.results import read_results, short_model_names
 
 BOTH = {"none": 0.5, "proca": 0.75}
 

@@ -1,0 +1,76 @@
+"""Hidden states beside the scores: those of a plain forward pass over the whole prompt."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from lm_eval.api.instance import Instance
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from lm_eval_proca.errors import ModelError
+from lm_eval_proca.models.hidden_states import layer_index
+from lm_eval_proca.models.shared_prefix import SharedPrefixLM
+
+from .conftest import make_model
+from .test_shared_prefix import LABELS, count_tokens, task
+
+
+def asked(requests: list[Instance], layers: tuple[int | float, ...]) -> list[Instance]:
+    """Every document's first label asks for the states of its prompt, as a task does."""
+    for request in requests[:: len(LABELS)]:
+        request.layers = layers
+    return requests
+
+
+def plain_states(model: PreTrainedModel, tokens: list[int], layers: list[int]) -> np.ndarray:
+    with torch.no_grad():
+        states = model(torch.tensor([tokens]), output_hidden_states=True).hidden_states
+    return np.stack([states[layer][0, -1].numpy() for layer in layers])
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "gemma2", "cohere"])
+@pytest.mark.parametrize(("batch_size", "max_batch_tokens"), [(1, 48), ("auto", 256)], ids=["one by one", "packed"])
+def test_states_are_those_of_a_plain_pass(
+    kind: str, batch_size: int | str, max_batch_tokens: int, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    model = make_model(kind, len(tokenizer))
+    ours = SharedPrefixLM(model, tokenizer=tokenizer, batch_size=batch_size, max_batch_tokens=max_batch_tokens)
+    requests = asked(task(20), (0.5, 1.0))
+    ours.loglikelihood(requests, disable_tqdm=True)
+    for request in requests[:: len(LABELS)]:
+        expected = plain_states(model, ours.tok_encode(request.args[0]), [1, 2])
+        np.testing.assert_allclose(request.hidden_states, expected, atol=1e-4, rtol=1e-5)
+
+
+def test_states_cost_no_further_token_and_change_no_score(tokenizer: PreTrainedTokenizerFast) -> None:
+    model = make_model("llama", len(tokenizer))
+    ours = SharedPrefixLM(model, tokenizer=tokenizer, batch_size="auto", max_batch_tokens=256)
+    scores = {}
+    tokens = {}
+    for name, requests in {"without": task(20), "with": asked(task(20), (1, 1.0))}.items():
+        tokens[name] = count_tokens(model, lambda r=requests, n=name: scores.update({n: ours.loglikelihood(r, True)}))
+    assert tokens["with"] <= tokens["without"]
+    assert [s for s, _ in scores["with"]] == pytest.approx([s for s, _ in scores["without"]], abs=1e-5)
+
+
+def test_only_documents_that_ask_get_states_and_each_its_own_layers(tokenizer: PreTrainedTokenizerFast) -> None:
+    model = make_model("llama", len(tokenizer))
+    requests = task(4)
+    requests[0].layers, requests[len(LABELS)].layers = (0, 1.0), (2,)
+    SharedPrefixLM(model, tokenizer=tokenizer).loglikelihood(requests, disable_tqdm=True)
+    assert [hasattr(request, "hidden_states") for request in requests].count(True) == 2
+    assert requests[0].hidden_states.shape == (2, 32)
+    assert requests[len(LABELS)].hidden_states.shape == (1, 32)
+
+
+def test_a_model_that_is_scored_by_stock_gives_none(tokenizer: PreTrainedTokenizerFast) -> None:
+    requests = asked(task(3), (1.0,))
+    SharedPrefixLM(make_model("mamba", len(tokenizer)), tokenizer=tokenizer).loglikelihood(requests, disable_tqdm=True)
+    assert [request.hidden_states for request in requests[:: len(LABELS)]] == [None] * 3
+
+
+def test_layers_are_indices_or_fractions_of_the_depth() -> None:
+    assert [layer_index(layer, 30) for layer in (0, 1, 30, 0.0, 0.5, 2 / 3, 1.0)] == [0, 1, 30, 0, 15, 20, 30]
+    with pytest.raises(ModelError, match="no layer 31 in a model of 30 layers"):
+        layer_index(31, 30)
