@@ -33,12 +33,13 @@ def _add_tasks(manager):
         try:
             call = signature.bind(self, *args, **kwargs)
             call.apply_defaults()
-            given = call.arguments["include_path"]
+            given, metadata = call.arguments["include_path"], call.arguments["metadata"]
             if call.arguments["include_defaults"]:
                 call.arguments["include_path"] = _with_our_folder(given)
         except Exception as error:
             _warn("the tasks", error)
             return plain_init(self, *args, **kwargs)
+        _check_settings(metadata)
         plain_init(*call.args, **call.kwargs)
         self.include_path = given
 
@@ -56,23 +57,46 @@ def _with_our_folder(include_path):
     return [ours, *given]
 
 
+def _check_settings(metadata):
+    """Tell a mistake in `--metadata proca.…` now: lm-eval loads the model before it reads the tasks."""
+    if any(str(key).partition(".")[0] == "proca" for key in metadata or ()):
+        from lm_eval_proca.harness.settings import settings_of_run
+
+        settings_of_run(metadata)
+
+
+def _end_in_a_sentence(harness):
+    """Let the command `lm_eval` end with the sentence of our errors, not with a traceback."""
+    import functools
+
+    plain_execute = harness.HarnessCLI.execute
+
+    @functools.wraps(plain_execute)
+    def execute(self, args):
+        from lm_eval_proca.errors import ProcaError
+
+        try:
+            return plain_execute(self, args)
+        except ProcaError as error:
+            import logging
+
+            logging.getLogger("lm_eval.proca").debug("The error in full:", exc_info=True)
+            sys.exit(f"lm_eval: {error}")
+
+    harness.HarnessCLI.execute = execute
+
+
 def _add_models(models):
     # Not earlier: lm-eval loads its own list of models only while the registry is empty.
     from lm_eval.api.registry import model_registry
 
-    _register(model_registry, MODELS)
+    for name, target in MODELS.items():
+        if name not in model_registry:  # a later lm-eval may have read our entry points already
+            model_registry.register(name, target=target)
 
 
 def _add_filters(filters):
-    from lm_eval_proca.calibration.registry import CALIBRATORS
-
-    _register(filters.filter_registry, {name: f"lm_eval_proca.harness.filters:{name}" for name in CALIBRATORS})
-
-
-def _register(registry, targets):
-    for name, target in targets.items():
-        if name not in registry:  # a later lm-eval may have read our entry points already
-            registry.register(name, target=target)
+    import lm_eval_proca.harness.filters  # noqa: F401, which registers them
 
 
 def _warn(what, error):
@@ -90,6 +114,7 @@ AFTER_IMPORT = {
     "lm_eval.tasks.manager": _add_tasks,
     "lm_eval.models": _add_models,
     "lm_eval.filters": _add_filters,
+    "lm_eval._cli.harness": _end_in_a_sentence,
 }
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import json
 import os
 import random
+import shutil
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,25 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.pop("PROCA_DATA_DIR", None)  # tests say themselves where rows come from
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).resolve().parent.parent
+
+KEPT_TASKS = {"arc", "mmlu_pro"}
+
+# As in lm-eval's own: setuptools, which makes an editable flat layout importable through a meta path finder.
+LM_EVAL_PYPROJECT = """\
+[build-system]
+requires = ["setuptools"]
+build-backend = "setuptools.build_meta"
+[project]
+name = "lm_eval"
+version = "{version}"
+[project.scripts]
+lm_eval = "lm_eval.__main__:cli_evaluate"
+[tool.setuptools.packages.find]
+include = ["lm_eval*"]
+[tool.setuptools.package-data]
+lm_eval = ["**/*.yaml", "tasks/**/*"]
+"""
 
 GOOD = ["lovely", "bright", "warm", "clever", "moving", "fresh", "funny", "tender"]
 BAD = ["dull", "cold", "clumsy", "stale", "noisy", "bleak", "tired", "broken"]
@@ -108,6 +128,30 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     LlamaForCausalLM(config).save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def lm_eval_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small lm-eval: the installed one, real in all its code, with a handful of its fourteen thousand tasks.
+
+    It can be imported or installed from this folder. Indexing all built-in tasks takes lm-eval ten seconds each time;
+    what is tested here does not depend on their number.
+    """
+    spec = importlib.util.find_spec("lm_eval")
+    assert spec is not None
+    assert spec.origin is not None
+    installed = Path(spec.origin).parent
+
+    def uninteresting(folder: str, names: list[str]) -> set[str]:
+        skipped = {"__pycache__"}
+        if Path(folder) == installed / "tasks":
+            skipped |= {name for name in names if (installed / "tasks" / name).is_dir() and name not in KEPT_TASKS}
+        return skipped
+
+    project = tmp_path_factory.mktemp("lm_eval_project")
+    shutil.copytree(installed, project / "lm_eval", ignore=uninteresting)
+    (project / "pyproject.toml").write_text(LM_EVAL_PYPROJECT.format(version=importlib.metadata.version("lm_eval")))
+    return project
 
 
 @pytest.fixture(scope="session")

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lm_eval_proca.calibration.registry import CALIBRATORS, get_calibrator
 from lm_eval_proca.errors import CalibrationError, TaskError
+
+if TYPE_CHECKING:
+    from lm_eval_proca.calibration.base import Calibrator
+    from lm_eval_proca.harness.settings import Settings
 
 MEANINGLESS_METRICS = {
     "acc_norm": "it divides scores by label length",
@@ -41,33 +45,58 @@ def check_config(task: str, config: Mapping[str, Any], text_fields: Sequence[str
                 f"{task}: the metric {entry['metric']} means nothing for calibrated scores "
                 f"({MEANINGLESS_METRICS[entry['metric']]}); remove it from metric_list, acc is the one to keep."
             )
-    for entry in config["filter_list"]:
-        for step in entry["filter"]:
-            if step["function"] in CALIBRATORS:
-                _check_filter(task, entry["name"], **step)
+    sampler = (config.get("fewshot_config") or {}).get("sampler", "default")
+    if sampler not in {"default", "first_n"}:
+        raise TaskError(
+            f"{task}: fewshot_config.sampler must be default or first_n, got {sampler!r}; a calibrated task has the "
+            f"same demonstrations for every document."
+        )
 
 
-def _check_filter(task: str, name: str, function: str, **params: Any) -> None:
-    """The parameters of a calibration filter, before the scores that it will be fitted on have been paid for."""
-    calibrator = get_calibrator(function)
+def calibrators_of(task: str, filter_list: Sequence[Mapping[str, Any]]) -> dict[str, Calibrator]:
+    """The calibrators behind the filters of a task, by the filter's name; mistakes are told before scores are paid."""
+    made = {}
+    for entry in filter_list:
+        functions = [step["function"] for step in entry["filter"]]
+        if not set(functions) & set(CALIBRATORS):
+            continue
+        if len(functions) > 1:
+            raise TaskError(
+                f"{task}: the filter {entry['name']} is a chain of {', '.join(functions)}; a calibrator is fitted on "
+                f"scores as the model gave them, so make it the only function of its filter."
+            )
+        made[entry["name"]] = _calibrator(task, entry["name"], **entry["filter"][0])
+    return made
+
+
+def _calibrator(task: str, name: str, function: str, **params: Any) -> Calibrator:
+    cls = get_calibrator(function)
     try:
-        calibrator(**params).check_params()
+        calibrator = cls(**params)
+        calibrator.check_params()
     except TypeError as error:
-        known = ", ".join(calibrator().get_params()) or "none"
+        known = ", ".join(cls().get_params()) or "none"
         raise TaskError(
             f"{task}: the filter {name} has a parameter that {function} does not know ({error}); the known ones are "
             f"{known}."
         ) from error
     except CalibrationError as error:
         raise TaskError(f"{task}: the filter {name} cannot be used: {error}") from error
+    return calibrator
 
 
-def takes_first_shots(task: str, config: Mapping[str, Any]) -> bool:
-    fewshot = config.get("fewshot_config") or {}
-    sampler = fewshot.get("sampler", "default")
-    if sampler not in {"default", "first_n"}:
+def check_labels(task: str, labels: Sequence[str], settings: Settings) -> None:
+    words = [label.strip() for label in labels]
+    if len(words) < 2:
+        raise TaskError(f"{task}: calibration needs at least two labels, doc_to_choice gives {list(labels)}.")
+    twice = sorted({word for word in words if words.count(word) > 1})
+    if twice:
         raise TaskError(
-            f"{task}: fewshot_config.sampler must be default or first_n, got {sampler!r}; a calibrated task has the "
-            f"same demonstrations for every document."
+            f"{task}: the label word {twice[0]!r} stands for two labels in {list(labels)}; make them differ."
         )
-    return sampler == "first_n"
+    size = settings.estimate_size
+    if settings.estimate_file is None and size < len(words):
+        raise TaskError(
+            f"{task}: an estimate set of {size} documents is too small for {len(words)} labels; set "
+            f"proca.estimate_size to at least {len(words)}, better a hundred per label."
+        )

@@ -53,13 +53,10 @@ class OnePromptSampler(ContextSampler):
         self.counts = counts
         self.order_seed = order_seed
         self.first = first
-        self.seed: int | None = None
-        self._drawn: dict[int, list[int]] = {}
 
-    def set_rnd(self, rnd: int | None) -> OnePromptSampler:
-        if rnd != self.seed:
-            self._drawn = {}
+    def set_rnd(self, rnd: int) -> OnePromptSampler:
         self.seed = rnd
+        self._drawn: dict[int, list[int]] = {}
         return self
 
     def sample(self, n: int, eval_doc: Doc | None = None, df: Sequence[Doc] | None = None, **kwargs: Any) -> list[Doc]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
 from lm_eval_proca.errors import TaskError
@@ -48,26 +48,36 @@ KNOWN = tuple(field.name for field in fields(Settings))
 
 
 def read_settings(task: str, block: Any, metadata: Mapping[str, Any]) -> Settings:
-    """The YAML block of a task, overridden by the run's metadata, overridden by nothing.
+    """The YAML block of a task, overridden by the run's metadata, overridden by nothing."""
+    if not isinstance(block, Mapping):
+        raise TaskError(f"{task}: the `calibration:` block must be a mapping, got {block!r}.")
+    if unknown := sorted(set(map(str, block)) - set(KNOWN)):
+        raise TaskError(
+            f"{task}: unknown setting {', '.join(unknown)} in the `calibration:` block; the known ones are "
+            f"{', '.join(KNOWN)}."
+        )
+    if bare := sorted(set(metadata) & set(KNOWN)):
+        logger.warning(f"{task}: {bare[0]} in --metadata is not read; did you mean {PREFIX}.{bare[0]}?")
+    given = {key: _typed(task, key, value) for key, value in block.items()}
+    if os.environ.get(DATA_DIR_VARIABLE):
+        given["data_dir"] = os.environ[DATA_DIR_VARIABLE]
+    return Settings(**{**given, **settings_of_run(metadata, source=task)})
+
+
+def settings_of_run(metadata: Mapping[str, Any], *, source: str = "--metadata") -> dict[str, Any]:
+    """The `proca.*` settings in a run's metadata, or a sentence that begins with their `source`.
 
     lm-eval hands over `--metadata` merged with `--model_args`: dotted keys stay flat, values come typed. Both
     `{"proca.estimate_size": 200}` and `{"proca": {"estimate_size": 200}}` are understood.
     """
-    if not isinstance(block, Mapping):
-        raise TaskError(f"{task}: the `calibration:` block must be a mapping, got {block!r}.")
-    _refuse_unknown(task, block, "the `calibration:` block")
     nested = metadata.get(PREFIX, {})
     if not isinstance(nested, Mapping):
-        raise TaskError(f"{task}: the metadata key `{PREFIX}` must be a mapping, got {nested!r}.")
+        raise TaskError(f"{source}: the metadata key `{PREFIX}` must be a mapping, got {nested!r}.")
     flat = {key[len(PREFIX) + 1 :]: value for key, value in metadata.items() if key.startswith(f"{PREFIX}.")}
-    runtime = {**nested, **flat}
-    _refuse_unknown(task, runtime, "--metadata proca.*")
-    if bare := sorted(set(metadata) & set(KNOWN)):
-        logger.warning(f"{task}: {bare[0]} in --metadata is not read; did you mean {PREFIX}.{bare[0]}?")
-
-    environment = {"data_dir": os.environ[DATA_DIR_VARIABLE]} if os.environ.get(DATA_DIR_VARIABLE) else {}
-    chosen = {**block, **environment, **runtime}
-    return replace(Settings(), **{key: _typed(task, key, value) for key, value in chosen.items()})
+    given = {**nested, **flat}
+    if unknown := sorted(f"{PREFIX}.{key}" for key in set(map(str, given)) - set(KNOWN)):
+        raise TaskError(f"{source}: unknown setting {', '.join(unknown)}; the known ones are {', '.join(KNOWN)}.")
+    return {key: _typed(source, key, value) for key, value in given.items()}
 
 
 def without_settings(metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -75,40 +85,34 @@ def without_settings(metadata: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in metadata.items() if key != PREFIX and not key.startswith(f"{PREFIX}.")}
 
 
-def _refuse_unknown(task: str, given: Mapping[str, Any], where: str) -> None:
-    unknown = sorted(set(map(str, given)) - set(KNOWN))
-    if unknown:
-        raise TaskError(
-            f"{task}: unknown setting {', '.join(unknown)} in {where}; the known ones are {', '.join(KNOWN)}."
-        )
-
-
-def _typed(task: str, key: str, value: Any) -> Any:
+def _typed(source: str, key: str, value: Any) -> Any:
     if value is None:
+        if getattr(Settings, key) is not None:
+            raise TaskError(f"{source}: {key} must have a value, got null; leave it out for its default.")
         return None
     if key in {"estimate_size", "eval_size"}:
-        return _whole_number(task, key, value, least=1)
+        return _whole_number(source, key, value, least=1)
     if key in {"estimate_seed", "order_seed"}:
-        return _whole_number(task, key, value, least=0)
+        return _whole_number(source, key, value, least=0)
     if key == "text_fields":
         parts = [value] if isinstance(value, str) else value
         if not isinstance(parts, (list, tuple)) or not parts:
-            raise TaskError(f"{task}: text_fields must name the text columns, e.g. [sentence], got {value!r}.")
+            raise TaskError(f"{source}: text_fields must name the text columns, e.g. [sentence], got {value!r}.")
         return tuple(str(part) for part in parts)
     if key == "demonstration_counts":
         # Commas separate settings on lm-eval's command line, so counts are written with slashes there.
         parts = value.split("/") if isinstance(value, str) else value
         if not isinstance(parts, (list, tuple)):
-            raise TaskError(f"{task}: demonstration_counts must be counts per label id such as 3/5, got {value!r}.")
-        return tuple(_whole_number(task, key, part, least=0) for part in parts)
+            raise TaskError(f"{source}: demonstration_counts must be counts per label id such as 3/5, got {value!r}.")
+        return tuple(_whole_number(source, key, part, least=0) for part in parts)
     return str(value)
 
 
-def _whole_number(task: str, key: str, value: Any, *, least: int) -> int:
+def _whole_number(source: str, key: str, value: Any, *, least: int) -> int:
     try:
         number = int(str(value))
     except ValueError:
         number = least - 1
     if isinstance(value, bool) or number < least:
-        raise TaskError(f"{task}: {key} must be a whole number of at least {least}, got {value!r}.")
+        raise TaskError(f"{source}: {key} must be a whole number of at least {least}, got {value!r}.")
     return number

@@ -2,64 +2,83 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lm_eval_proca.errors import DistributedError, ScoreTableError
+from lm_eval_proca.errors import DistributedError
 from lm_eval_proca.score_table import NO_GOLD, ROLES, ScoreTable
+
+if TYPE_CHECKING:
+    from lm_eval.api.instance import Instance
 
 
 @dataclass(frozen=True)
-class Row:
-    """One scored document, as processes exchange it; `truncated` is None where the model does not tell."""
+class Document:
+    """What a document is scored for, its index among those, and its gold label or NO_GOLD."""
 
     role: str
     index: int
     gold: int
+
+    def __str__(self) -> str:
+        return f"{self.role.replace('_', '-')} document {self.index}"
+
+
+@dataclass(frozen=True)
+class ScoredDocument:
+    """A document and its label scores; `truncated` is None where the model does not tell."""
+
+    document: Document
     scores: list[float]
     truncated: bool | None
 
 
-class Shard(NamedTuple):
-    """What one process has scored, and its bad news, if it has any: a sentence on which all processes stop."""
+def scored_documents(instances: Iterable[Instance], documents: Mapping[int, Document]) -> list[ScoredDocument]:
+    """What this process has scored; `documents` says what lm-eval's document ids stand for."""
+    requests: defaultdict[int, list[Instance]] = defaultdict(list)
+    for instance in instances:
+        requests[instance.doc_id].append(instance)
+    scored = []
+    for doc_id, of_document in requests.items():
+        of_document.sort(key=lambda instance: instance.idx)
+        # The evaluator pads ranks with copies of requests, so an instance may hold its response twice.
+        scores = [float(instance.resps[0][0]) for instance in of_document]
+        cut = [instance.truncated for instance in of_document if hasattr(instance, "truncated")]
+        scored.append(ScoredDocument(documents[doc_id], scores, any(cut) if cut else None))
+    return scored
 
-    rows: list[Row]
-    problem: str | None
 
-
-def merge(shards: Sequence[Shard], expected: Mapping[str, Sequence[int]], *, task: str) -> list[Row]:
+def merge(
+    shards: Sequence[Sequence[ScoredDocument]], expected: Iterable[Document], *, task: str
+) -> list[ScoredDocument]:
     """Every expected document once, by role and index; every rank may hold every document (tensor parallelism)."""
+    found: dict[Document, ScoredDocument] = {}
     for shard in shards:
-        if shard.problem is not None:
-            raise ScoreTableError(shard.problem)
-    by_document: dict[tuple[str, int], Row] = {}
-    for shard in shards:
-        for row in shard.rows:
-            by_document.setdefault((row.role, row.index), row)
-    wanted = [(role, index) for role, indices in expected.items() for index in indices]
-    missing = [document for document in wanted if document not in by_document]
+        for scored in shard:
+            found.setdefault(scored.document, scored)
+    missing = [document for document in expected if document not in found]
     if missing:
-        role, index = missing[0]
         raise DistributedError(
             f"{task}: {len(missing)} documents were scored by none of the {len(shards)} processes, the first is "
-            f"{role.replace('_', '-')} document {index}; stock `--model hf` loses documents on several nodes (local "
-            f"rank with global world size), use `--model hf-shared-prefix` there."
+            f"{missing[0]}; stock `--model hf` loses documents on several nodes (local rank with global world size), "
+            f"use `--model hf-shared-prefix` there."
         )
-    return sorted(by_document.values(), key=lambda row: (ROLES.index(row.role), row.index))
+    return sorted(found.values(), key=lambda scored: (ROLES.index(scored.document.role), scored.document.index))
 
 
-def score_table(rows: Sequence[Row], metadata: dict[str, Any]) -> ScoreTable:
-    """The rows as a table; the gold labels of estimate rows go into a column of their own."""
-    roles = np.array([row.role for row in rows])
-    gold = np.array([row.gold for row in rows], dtype=np.int64)
+def score_table(scored: Sequence[ScoredDocument], metadata: dict[str, Any]) -> ScoreTable:
+    """The documents as a table; the gold labels of estimate rows go into a column of their own."""
+    roles = np.array([one.document.role for one in scored])
+    gold = np.array([one.document.gold for one in scored], dtype=np.int64)
     return ScoreTable(
         role=roles,
-        index=np.array([row.index for row in rows], dtype=np.int64),
+        index=np.array([one.document.index for one in scored], dtype=np.int64),
         gold=np.where(roles == "eval", gold, NO_GOLD),
         estimate_gold=np.where(roles == "estimate", gold, NO_GOLD),
-        scores=np.array([row.scores for row in rows], dtype=np.float64),
+        scores=np.array([one.scores for one in scored], dtype=np.float64),
         metadata=metadata,
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import logging
-import random
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -16,31 +15,23 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.task import ConfigurableTask
 
 import lm_eval_proca
-from lm_eval_proca.calibration.registry import CALIBRATORS, get_calibrator
 from lm_eval_proca.errors import DistributedError, ScoreTableError, TaskError
-from lm_eval_proca.harness.config import check_config, default_filters, takes_first_shots
-from lm_eval_proca.harness.estimate import (
-    UnlabeledDoc,
-    content_free_docs,
-    draw_estimate_rows,
-    fingerprint,
-    read_estimate_file,
-    without_label,
-)
-from lm_eval_proca.harness.filters import calibrating
-from lm_eval_proca.harness.gather import compute_once, gather
+from lm_eval_proca.fitting import fit_all
+from lm_eval_proca.harness.config import calibrators_of, check_config, check_labels, default_filters
+from lm_eval_proca.harness.data import check_dataset, fixed_part, local_folder, read_folder
+from lm_eval_proca.harness.estimate import UnlabeledDoc, fingerprint
+from lm_eval_proca.harness.filters import give_out
+from lm_eval_proca.harness.gather import compute_once, gather, is_first_process
+from lm_eval_proca.harness.plan import Plan, make_plan
 from lm_eval_proca.harness.sampler import OnePromptSampler
-from lm_eval_proca.harness.settings import DATA_DIR_VARIABLE, read_settings, without_settings
-from lm_eval_proca.harness.shards import Row, Shard, merge, score_table
-from lm_eval_proca.score_table import NO_GOLD, ScoreTable, without_secrets
+from lm_eval_proca.harness.settings import read_settings, without_settings
+from lm_eval_proca.harness.shards import merge, score_table, scored_documents
+from lm_eval_proca.score_table import ScoreTable, without_secrets
 
 logger = logging.getLogger("lm_eval.proca")  # below lm-eval's own logger, the only one that its command shows
 
 DEFAULT_SEED = 1234
 """lm-eval's own default for few-shot examples, for callers that never set one."""
-
-EVAL_SEED = 0
-"""Decides, once and for all, which evaluation documents `eval_size` and `--limit` keep."""
 
 Doc = dict[str, Any]
 
@@ -50,8 +41,11 @@ class CalibratedTask(ConfigurableTask):
 
     Every evaluation document is scored as in the same task without this class. Behind the same prompt come the
     estimate documents and the content-free documents, with document ids after those of the evaluation, so that
-    lm-eval scores but never counts them. `apply_filters` gathers all scores and lets the filters fit on them.
+    lm-eval scores but never counts them. A document's way: `build_all_requests` makes the plan and the requests,
+    lm-eval has them scored, `apply_filters` gathers the scores into one table, keeps it if asked, and fits.
     """
+
+    plan: Plan
 
     def __init__(
         self,
@@ -65,36 +59,39 @@ class CalibratedTask(ConfigurableTask):
         name = str(config.get("task"))
         metadata = config.get("metadata") or {}
         self.settings = read_settings(name, config.pop("calibration", {}), metadata)
-        # `proca` in the metadata is from here on what the run did, not what it was asked.
-        self._record: dict[str, Any] = {}
-        config["metadata"] = {**without_settings(metadata), "proca": self._record}
+        config["metadata"] = without_settings(metadata)
         config.setdefault("metric_list", [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}])
         config.setdefault("filter_list", default_filters())
         check_config(name, config, self.settings.text_fields)
-        self._first_shots = takes_first_shots(name, config)
+        self.calibrators = calibrators_of(name, config["filter_list"])
 
         super().__init__(data_dir, cache_dir, download_mode, config)
 
-        self._check_labels()
+        if self.multiple_input or self.multiple_target:
+            raise TaskError(
+                f"{name}: a calibrated task has one input and one gold label per document; multiple inputs or "
+                f"targets cannot be calibrated."
+            )
+        check_labels(name, self.labels, self.settings)
         self.sampler = OnePromptSampler(
             self._fewshot_pool(),
             task=name,
-            allowed=lambda row: self._text_of(row) not in self.evaluated_texts,
-            label_of=self._gold,
+            allowed=lambda row: self.text_of(row) not in self.evaluated_texts,
+            label_of=self.gold,
             counts=self.settings.demonstration_counts,
             order_seed=self.settings.order_seed,
-            first=self._first_shots,
+            first=self.fewshot_cfg.sampler == "first_n",
         )
         self.set_fewshot_seed(DEFAULT_SEED)
 
-    # ------------------------------------------------------------------ data
+    # ------------------------------------------------------------------ rows
 
     def download(self, dataset_kwargs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """The hub's dataset, or its copy in `proca.data_dir`."""
-        local = self._local_folder()
+        local = local_folder(self.config, self.settings)
         try:
             if local is not None:
-                self.dataset = _read_folder(local)
+                self.dataset = read_folder(local)
             elif self.config.custom_dataset is not None:  # as the base class does, less its advice on --metadata
                 self.dataset = self.config.custom_dataset(**self.config.metadata, **(dataset_kwargs or {}))
             else:
@@ -105,52 +102,29 @@ class CalibratedTask(ConfigurableTask):
                 f"{self.config.task}: cannot load {source} ({type(error).__name__}: {reason}); check the name, the "
                 f"network, or give a folder of local copies as --metadata proca.data_dir=DIR."
             ) from error
-        self._check_columns()
-
-    def _local_folder(self) -> Path | None:
-        names_its_files = "data_files" in (self.config.dataset_kwargs or {}) and self.settings.data_folder is None
-        if self.settings.data_dir is None or self.config.custom_dataset is not None or names_its_files:
-            return None
-        hub_name = self.config.dataset_name or Path(str(self.config.dataset_path)).name
-        folder = Path(self.settings.data_dir).expanduser() / (self.settings.data_folder or hub_name)
-        if not folder.is_dir():
-            raise TaskError(
-                f"{self.config.task}: there is no folder {folder}; proca.data_dir (or {DATA_DIR_VARIABLE}) must hold "
-                f"this dataset as {folder.name}/<split>.jsonl, or be left out to read the hub."
-            )
-        return folder
-
-    def _check_columns(self) -> None:
-        task, text_fields = self.config.task, self.settings.text_fields
-        eval_split = self.config.test_split or self.config.validation_split
-        needed = {eval_split, self.config.training_split, self.fewshot_cfg.split}
-        if self.settings.estimate_file is None:
-            needed.add(self.settings.estimate_split)
-        for split in sorted(filter(None, needed)):
-            if split not in self.dataset:
-                raise TaskError(
-                    f"{task}: the dataset has no split '{split}', only {', '.join(sorted(self.dataset))}; name one of "
-                    f"these in the YAML (test_split, validation_split, fewshot_split, calibration.estimate_split)."
-                )
-        if self.config.process_docs is None:
-            for split in sorted({eval_split, self.settings.estimate_split} & set(self.dataset)):
-                missing = [name for name in text_fields if name not in self.dataset[split].column_names]
-                if missing:
-                    raise TaskError(
-                        f"{task}: the split '{split}' has no column {', '.join(missing)}, only "
-                        f"{', '.join(self.dataset[split].column_names)}; correct calibration.text_fields."
-                    )
+        check_dataset(self.dataset, self.config, self.settings)
 
     @cached_property
     def _eval_docs(self) -> datasets.Dataset:
         docs = super().eval_docs
         size = self.settings.eval_size
-        return docs if size is None or size >= len(docs) else docs.select(_fixed_part(len(docs), size))
+        return docs if size is None or size >= len(docs) else docs.select(fixed_part(len(docs), size))
 
     @property
     def eval_docs(self) -> datasets.Dataset:
         """The evaluation documents; the same for every seed."""
         return self._eval_docs
+
+    @cached_property
+    def evaluated_texts(self) -> set[tuple[str, ...]]:
+        columns = [self.eval_docs[name] for name in self.settings.text_fields]
+        return {tuple(str(text).strip() for text in row) for row in zip(*columns, strict=True)}
+
+    @cached_property
+    def estimate_pool(self) -> datasets.Dataset:
+        """The rows that the estimate set is drawn from."""
+        docs = self.dataset[self.settings.estimate_split]
+        return self.config.process_docs(docs) if self.config.process_docs else docs
 
     def fewshot_docs(self) -> None:
         """Nothing for the base class, which would copy the whole split into a list; see `_fewshot_pool`."""
@@ -166,20 +140,10 @@ class CalibratedTask(ConfigurableTask):
         process_docs = self.fewshot_cfg.process_docs
         return process_docs(self.dataset[split]) if process_docs else self.dataset[split]
 
-    @cached_property
-    def _estimate_pool(self) -> datasets.Dataset:
-        docs = self.dataset[self.settings.estimate_split]
-        return self.config.process_docs(docs) if self.config.process_docs else docs
+    # ------------------------------------------------------------------ one document
 
-    def _text_of(self, row: Mapping[str, Any]) -> tuple[str, ...]:
+    def text_of(self, row: Mapping[str, Any]) -> tuple[str, ...]:
         return tuple(str(row[name]).strip() for name in self.settings.text_fields)
-
-    @cached_property
-    def evaluated_texts(self) -> set[tuple[str, ...]]:
-        columns = [self.eval_docs[name] for name in self.settings.text_fields]
-        return {tuple(str(text).strip() for text in row) for row in zip(*columns, strict=True)}
-
-    # ------------------------------------------------------------------ labels
 
     @cached_property
     def labels(self) -> list[str]:
@@ -187,7 +151,7 @@ class CalibratedTask(ConfigurableTask):
         return list(self.doc_to_choice(self.eval_docs[0]))
 
     @property
-    def _label_column(self) -> str | None:
+    def label_column(self) -> str | None:
         target = self.config.doc_to_target
         return target if isinstance(target, str) and target in self.features else None
 
@@ -197,7 +161,8 @@ class CalibratedTask(ConfigurableTask):
             return None
         return super().doc_to_target(doc, doc_to_target)
 
-    def _gold(self, doc: Mapping[str, Any]) -> int:
+    def gold(self, doc: Mapping[str, Any]) -> int:
+        """Index of a document's label."""
         target = self.doc_to_target(doc)
         if isinstance(target, str) and target in self.labels:
             return self.labels.index(target)
@@ -208,33 +173,21 @@ class CalibratedTask(ConfigurableTask):
             f"{self.labels}; correct doc_to_target or doc_to_choice, or drop such rows with process_docs."
         )
 
-    def _gold_if_any(self, doc: Mapping[str, Any]) -> int:
+    def context(self, doc: Doc, prompt_options: Mapping[str, Any], name: str) -> str:
+        """The prompt of a document that lm-eval does not know; `name` is for the sentence, should it have none."""
+        options = {key: value for key, value in prompt_options.items() if key != "tokenizer_name"}
         try:
-            return self._gold(doc)
-        except Exception:  # an unlabeled row may fail in any template or function of the YAML
-            return NO_GOLD
-
-    def _check_labels(self) -> None:
-        task = self.config.task
-        if self.multiple_input or self.multiple_target:
-            raise TaskError(
-                f"{task}: a calibrated task has one input and one gold label per document; multiple inputs or "
-                f"targets cannot be calibrated."
+            return self.fewshot_context(
+                doc, num_fewshot=self.config.num_fewshot or 0, gen_prefix=self.doc_to_prefix(doc), **options
             )
-        words = [label.strip() for label in self.labels]
-        if len(words) < 2:
-            raise TaskError(f"{task}: calibration needs at least two labels, doc_to_choice gives {self.labels}.")
-        twice = sorted({word for word in words if words.count(word) > 1})
-        if twice:
+        except TaskError:
+            raise
+        except Exception as error:  # of any function or template of the YAML
+            reason = " ".join(str(error).split())
             raise TaskError(
-                f"{task}: the label word {twice[0]!r} stands for two labels in {self.labels}; make them differ."
-            )
-        size = self.settings.estimate_size
-        if self.settings.estimate_file is None and size < len(words):
-            raise TaskError(
-                f"{task}: an estimate set of {size} documents is too small for {len(words)} labels; set "
-                f"proca.estimate_size to at least {len(words)}, better a hundred per label."
-            )
+                f"{self.config.task}: {name} cannot be put into the prompt ({type(error).__name__}: {reason}); make "
+                f"doc_to_text fit every text, or drop such rows with process_docs."
+            ) from error
 
     # ------------------------------------------------------------------ requests
 
@@ -246,7 +199,6 @@ class CalibratedTask(ConfigurableTask):
                 f"e.g. --seed 1234."
             )
         super().set_fewshot_seed(seed)
-        self._seed = seed
 
     def doc_iterator(
         self,
@@ -259,7 +211,7 @@ class CalibratedTask(ConfigurableTask):
         """As in lm-eval, but `--limit` takes a fixed random part: several datasets are sorted by class."""
         if samples or not limit:
             return super().doc_iterator(rank=rank, limit=limit, world_size=world_size, samples=samples)
-        rows = _fixed_part(len(self.eval_docs), int(limit))
+        rows = fixed_part(len(self.eval_docs), int(limit))
         return ((i, self.eval_docs[i]) for i in rows[int(rank) :: int(world_size)])
 
     def build_all_requests(
@@ -273,159 +225,105 @@ class CalibratedTask(ConfigurableTask):
         rewrite_requests_cache: bool = False,
         **prompt_options: Any,
     ) -> None:
-        """Requests of this rank's evaluation documents, then of its share of the estimate and content-free ones."""
+        """Requests of this rank's evaluation documents, then of its share of those that calibrators are fitted on."""
+        self.plan = plan = make_plan(self, limit=limit, samples=samples, prompt_options=prompt_options)
+        evaluated = plan.record["eval_rows"]
+        if evaluated < world_size:
+            raise DistributedError(
+                f"{self.config.task}: {evaluated} evaluation documents are fewer than the {world_size} processes "
+                f"that share them; raise --limit or start fewer processes."
+            )
+        if rank == 0:
+            self._announce(cache_requests)
+            self._check_scores_dir()
+        super().build_all_requests(
+            limit=limit, samples=samples, rank=rank, world_size=world_size, cache_requests=False, **prompt_options
+        )
+        for doc_id in list(plan.calibration_docs)[rank::world_size]:
+            self._instances += self._requests_for(doc_id, prompt_options)
+
+    def _announce(self, cache_requests: bool) -> None:
+        task = self.config.task
+        for warning in self.plan.warnings:
+            logger.warning("%s: %s", task, warning)
         if cache_requests:
             logger.warning(
                 "%s: --cache_requests is left aside, its key knows neither the seed nor the estimate set; building "
                 "the requests anew takes seconds.",
-                self.config.task,
+                task,
             )
-        evaluated = self._evaluated_rows(limit, samples)
-        if len(evaluated) < world_size:
-            raise DistributedError(
-                f"{self.config.task}: {len(evaluated)} evaluation documents are fewer than the {world_size} processes "
-                f"that share them; raise --limit or start fewer processes."
-            )
-        self._check_evaluated(evaluated)
-        calibration_docs = self._calibration_docs()
-        self._keep_record(evaluated, calibration_docs, limit, prompt_options)
-        if rank == 0:
-            self._announce(len(evaluated), calibration_docs)
+        logger.info("%s: about to score %s", task, self.plan.cost)
 
-        super().build_all_requests(
-            limit=limit, samples=samples, rank=rank, world_size=world_size, cache_requests=False, **prompt_options
-        )
-        # With --samples, lm-eval numbers the chosen documents anew.
-        true_index = dict(enumerate(evaluated)) if samples else {i: i for i in evaluated}
-        self._rows_of: dict[int, tuple[str, int, int]] = {}
-        for instance in self._instances:
-            if instance.doc_id not in self._rows_of:
-                self._rows_of[instance.doc_id] = ("eval", true_index[instance.doc_id], self._gold(instance.doc))
-        self._expected = {"eval": evaluated}
-        next_id = len(self.eval_docs)
-        for role, docs in calibration_docs.items():
-            self._expected[role] = list(range(len(docs)))
-            for index in range(rank, len(docs), world_size):
-                doc, gold = docs[index]
-                self._rows_of[next_id + index] = (role, index, gold)
-                self._instances += self._requests_for(doc, next_id + index, prompt_options)
-            next_id += len(docs)
-
-    def _evaluated_rows(self, limit: int | None, samples: list[int] | None) -> list[int]:
-        """Indices of all evaluation documents of this run, over all ranks, in the order lm-eval walks them."""
-        total = len(self.eval_docs)
-        if samples:
-            return sorted(set(samples))
-        return _fixed_part(total, int(limit)) if limit else list(range(total))
-
-    def _check_evaluated(self, evaluated: Sequence[int]) -> None:
-        labels_vary = not isinstance(self.config.doc_to_choice, (list, dict))
-        for i in evaluated:
-            doc = self.eval_docs[i]
-            self._gold(doc)
-            if labels_vary and list(self.doc_to_choice(doc)) != self.labels:
+    def _check_scores_dir(self) -> None:
+        if self.settings.scores_dir is not None:
+            try:
+                Path(self.settings.scores_dir).expanduser().mkdir(parents=True, exist_ok=True)
+            except OSError as error:
                 raise TaskError(
-                    f"{self.config.task}: document {i} has the labels {self.doc_to_choice(doc)}, the first one "
-                    f"{self.labels}; only tasks with one fixed list of labels can be calibrated."
-                )
+                    f"{self.config.task}: proca.scores_dir={self.settings.scores_dir} cannot be a folder for score "
+                    f"tables ({error.strerror}); name another one."
+                ) from error
 
-    def _calibration_docs(self) -> dict[str, list[tuple[UnlabeledDoc, int]]]:
-        """Documents and their gold label, by role, for the roles that the filters fit on.
-
-        The gold label goes to the score table for later analyses; a calibrator is handed scores and nothing else.
-        """
-        functions = {step["function"] for entry in self.config.filter_list for step in entry["filter"]}
-        roles = {get_calibrator(name).fits_on for name in functions & set(CALIBRATORS)}
-        docs: dict[str, list[tuple[UnlabeledDoc, int]]] = {}
-        if "estimate" in roles:
-            docs["estimate"] = self._estimate_docs()
-        if "content_free" in roles:
-            blank = content_free_docs(self.eval_docs[0], self.settings.text_fields, self._label_column)
-            docs["content_free"] = [(doc, NO_GOLD) for doc in blank]
-        return docs
-
-    def _estimate_docs(self) -> list[tuple[UnlabeledDoc, int]]:
-        task, settings = str(self.config.task), self.settings
-        demonstrated = {self._text_of(row) for row in self.sampler.sample(self.config.num_fewshot or 0)}
-        if settings.estimate_file is not None:
-            self._generated_by, docs = read_estimate_file(
-                settings.estimate_file, task=task, text_fields=settings.text_fields
-            )
-            forbidden = demonstrated | self.evaluated_texts
-            docs = [doc for doc in docs if self._text_of(doc) not in forbidden][: settings.estimate_size]
-            if len(docs) < len(self.labels):
-                raise TaskError(
-                    f"{task}: {settings.estimate_file} has {len(docs)} usable documents, too few for "
-                    f"{len(self.labels)} labels; generate more."
-                )
-            blank = without_label(self.eval_docs[0], self._label_column)
-            return [(UnlabeledDoc({**blank, **doc}), NO_GOLD) for doc in docs]
-        rows = draw_estimate_rows(
-            self._estimate_pool,
-            settings.estimate_size,
-            self._estimate_seed,
-            task=task,
-            allowed=lambda row: (
-                self._text_of(row) not in demonstrated and self._text_of(row) not in self.evaluated_texts
-            ),
-        )
-        drawn = (self._estimate_pool[i] for i in rows)
-        return [(without_label(row, self._label_column), self._gold_if_any(row)) for row in drawn]
-
-    @property
-    def _estimate_seed(self) -> int:
-        return self._seed if self.settings.estimate_seed is None else self.settings.estimate_seed
-
-    def _context(self, doc: Doc, prompt_options: Mapping[str, Any]) -> str:
-        options = {key: value for key, value in prompt_options.items() if key != "tokenizer_name"}
-        return self.fewshot_context(
-            doc, num_fewshot=self.config.num_fewshot or 0, gen_prefix=self.doc_to_prefix(doc), **options
-        )
-
-    def _requests_for(self, doc: Doc, doc_id: int, prompt_options: Mapping[str, Any]) -> list[Instance]:
+    def _requests_for(self, doc_id: int, prompt_options: Mapping[str, Any]) -> list[Instance]:
+        doc = self.plan.calibration_docs[doc_id]
         return self.construct_requests(
             doc=doc,
-            ctx=self._context(doc, prompt_options),
+            ctx=self.context(doc, prompt_options, str(self.plan.documents[doc_id])),
             metadata=(self.config["task"], doc_id, self.config.repeats),
             apply_chat_template=prompt_options.get("apply_chat_template", False),
             chat_template=prompt_options.get("chat_template"),
         )
 
-    def _announce(self, evaluated: int, calibration_docs: Mapping[str, Sequence[Any]]) -> None:
-        counts = {"eval": evaluated, **{role: len(docs) for role, docs in calibration_docs.items()}}
-        logger.info(
-            "%s: about to score %s documents x %d labels = %d requests behind one prompt of %d shots (seed %d)",
-            self.config.task,
-            " + ".join(f"{count} {role.replace('_', '-')}" for role, count in counts.items()),
-            len(self.labels),
-            sum(counts.values()) * len(self.labels),
-            self.config.num_fewshot or 0,
-            self._seed,
-        )
-
     # ------------------------------------------------------------------ results
 
     def apply_filters(self) -> None:
-        """Gather the scores of all ranks, fit, calibrate; keep what happened and, if asked, the score table."""
-        table = self._score_table(gather(self._local_scores()))
-        fits = {}
-        for ensemble in self._filters:
-            with calibrating(table) as run:
-                ensemble.apply(self._instances)
-            for calibrator in run.fitted:
-                fits[ensemble.name] = calibrator.fit_report()
-        self._record["fits"] = fits
+        """One table of the scores of all processes, kept if asked; then the fits, and what they make of the scores.
+
+        Scores that cannot be calibrated cost the calibrated rows of this task, never the raw row or another task.
+        """
+        documents = self.plan.documents
+        shards = gather(scored_documents(self._instances, documents))
+        scored = merge(shards, documents.values(), task=self.task_name)
+        cut = [one.truncated for one in scored if one.truncated is not None]
+        record = {**self.plan.record, "truncated_prompts": sum(cut) if cut else None}
+        table = score_table(scored, self._table_metadata(record))
         if self.settings.scores_dir is not None:
-            folder = Path(self.settings.scores_dir).expanduser()
+            record["score_table"] = self._keep(table, Path(self.settings.scores_dir).expanduser())
+
+        # Made once and handed to all processes: a tie within rounding is decided the same way everywhere.
+        fits, failures = compute_once(lambda: fit_all(table, self.calibrators))
+        for ensemble in self._filters:
+            if ensemble.name in fits:
+                give_out(ensemble.name, fits[ensemble.name], self._instances, documents)
+            elif ensemble.name not in failures:
+                ensemble.apply(self._instances)
+        self._log_failures(failures)
+        record["fits"] = {name: fit.calibrator.fit_report() for name, fit in fits.items()}
+        record["not_calibrated"] = failures
+        self.config.metadata["proca"] = record  # lm-eval writes the metadata into its results file
+
+    def _log_failures(self, failures: Mapping[str, str]) -> None:
+        if is_first_process():
+            for reason in dict.fromkeys(failures.values()):
+                names = [name for name, given in failures.items() if given == reason]
+                logger.warning("%s: no row for %s: %s", self.config.task, ", ".join(names), reason)
+
+    def _keep(self, table: ScoreTable, folder: Path) -> str | None:
+        """Where the score table was written; a full disk must not cost the results of all tasks."""
+        try:
             path = compute_once(lambda: self._save(table, folder))
+        except ScoreTableError as error:
+            logger.error("%s", error)
+            return None
+        if is_first_process():
             logger.info("%s: score table written to %s", self.config.task, path)
+        return str(path)
 
     def _save(self, table: ScoreTable, folder: Path) -> Path:
         """One file per model, prompt and rows: the same run again replaces it, another never does."""
         origin = [table.metadata[key] for key in ("model", "model_args", "prompt_hash", "estimate_hash", "eval_hash")]
-        name = (
-            f"{self.config.task}-{self.config.num_fewshot or 0}shot-seed{self._seed}-{fingerprint(origin)[:8]}.parquet"
-        )
+        seed = table.metadata["seed"]
+        name = f"{self.config.task}-{self.config.num_fewshot or 0}shot-seed{seed}-{fingerprint(origin)[:8]}.parquet"
         try:
             return table.save(folder / name)
         except OSError as error:
@@ -434,70 +332,11 @@ class CalibratedTask(ConfigurableTask):
                 f"proca.scores_dir."
             ) from error
 
-    def _local_scores(self) -> Shard:
-        """This rank's rows, and its bad news if a score is not a number."""
-        rows: list[Row] = []
-        problem = None
-        labels = len(self.labels)
-        for start in range(0, len(self._instances), labels):
-            instances = self._instances[start : start + labels]
-            role, index, gold = self._rows_of[instances[0].doc_id]
-            # The evaluator pads ranks with copies of requests, so an instance may hold its response twice.
-            scores = [float(instance.resps[0][0]) for instance in instances]
-            bad = next((k for k, score in enumerate(scores) if not np.isfinite(score)), None)
-            if bad is not None and problem is None:
-                problem = (
-                    f"{self.config.task}: the model gave {scores[bad]} as the score of label {self.labels[bad]!r} for "
-                    f"{role.replace('_', '-')} document {index}; calibration needs finite scores (try another dtype)."
-                )
-            cut = [instance.truncated for instance in instances if hasattr(instance, "truncated")]
-            rows.append(Row(role, index, gold, scores, any(cut) if cut else None))
-        return Shard(rows, problem)
-
-    def _score_table(self, shards: Sequence[Shard]) -> ScoreTable:
-        rows = merge(shards, self._expected, task=str(self.config.task))
-        known = [row.truncated for row in rows if row.truncated is not None]
-        self._record["truncated_prompts"] = sum(known) if known else None
-        return score_table(rows, self._table_metadata())
-
-    def _keep_record(
-        self,
-        evaluated: Sequence[int],
-        calibration_docs: Mapping[str, Sequence[tuple[UnlabeledDoc, int]]],
-        limit: int | None,
-        prompt_options: Mapping[str, Any],
-    ) -> None:
-        shots = self.config.num_fewshot or 0
-        estimate = [doc for doc, _ in calibration_docs.get("estimate", ())]
-        empty = content_free_docs(self.eval_docs[0], self.settings.text_fields, self._label_column)[1]
-        eval_docs = (self.eval_docs[i] for i in evaluated)
-        generated = self.settings.estimate_file
-        self._record.clear()
-        self._record.update(
-            version=lm_eval_proca.__version__,
-            labels=self.labels,
-            num_fewshot=shots,
-            seed=self._seed,
-            demonstrations=self.sampler.indices(shots),
-            demonstration_counts=self.settings.demonstration_counts,
-            order_seed=self.settings.order_seed,
-            eval_rows=len(evaluated),
-            limit=limit,
-            estimate_size=len(estimate),
-            estimate_seed=self._estimate_seed,
-            estimate_source=f"file:{generated}" if generated else f"split:{self.settings.estimate_split}",
-            prompt_hash=fingerprint([self._context(empty, prompt_options)]),
-            estimate_hash=fingerprint(self._text_of(doc) for doc in estimate),
-            eval_hash=fingerprint([self._text_of(doc), self._gold(doc)] for doc in eval_docs),
-        )
-        if generated:
-            self._record["generated_by"] = self._generated_by
-
-    def _table_metadata(self) -> dict[str, Any]:
+    def _table_metadata(self, record: Mapping[str, Any]) -> dict[str, Any]:
         ours = {"proca", "version", "config_source"}
         model_args = without_secrets({key: value for key, value in self.config.metadata.items() if key not in ours})
         return {
-            **{key: value for key, value in self._record.items() if key != "fits"},
+            **record,
             "task": self.config.task,
             "task_version": self.VERSION,
             "model": str(model_args.get("pretrained") or model_args.get("model") or "unknown"),
@@ -511,21 +350,3 @@ class CalibratedTask(ConfigurableTask):
                 },
             },
         }
-
-
-def _read_folder(folder: Path) -> datasets.DatasetDict:
-    """`<split>.jsonl` files, whose columns may differ (an estimate split needs no label); or what `datasets` reads."""
-    files = sorted(folder.glob("*.jsonl"))
-    if not files:
-        return datasets.load_dataset(str(folder))
-    return datasets.DatasetDict({file.stem: datasets.Dataset.from_json(str(file)) for file in files})
-
-
-def _fixed_part(total: int, size: int) -> list[int]:
-    """Indices of `size` of `total` documents, mixed over the whole set, ascending; a larger part contains a smaller.
-
-    Document 0 is always one of them, because `--write_out` shows that document or none.
-    """
-    order = list(range(1, total))
-    random.Random(EVAL_SEED).shuffle(order)
-    return sorted([0, *order][:size])

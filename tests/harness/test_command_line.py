@@ -1,15 +1,18 @@
-"""The options of the `lm_eval` command that touch documents, prompts or filters, through its real entry point."""
+"""The `lm_eval` command: its options that touch documents, prompts or filters, and how it ends."""
 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
-from lm_eval_proca.errors import TaskError
+from tests.conftest import ROOT, write_jsonl
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<{{ message['role'] }}>{{ message['content'] }}\n{% endfor %}"
@@ -115,11 +118,87 @@ def test_chat_template(lm_eval, tiny_gpt2: Path, tmp_path: Path):
     assert len(accuracies(chat)) == 4
 
 
-def test_seed_none_is_refused(lm_eval):
-    with pytest.raises(TaskError, match="without a seed every process would draw another prompt"):
-        lm_eval("--seed", "None", "--limit", "5")
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--seed", "None"], r"proca_sst2: without a seed every process would draw another prompt"),
+        (["--metadata", "proca.data_dir=/nowhere"], r"proca_sst2: there is no folder /nowhere/sst2"),
+    ],
+)
+def test_a_mistake_ends_the_command_with_its_sentence(lm_eval, arguments, sentence):
+    with pytest.raises(SystemExit, match=f"^lm_eval: {sentence}"):
+        lm_eval("--limit", "5", *arguments)
 
 
-def test_an_unknown_setting_is_refused(lm_eval):
-    with pytest.raises(TaskError, match=r"unknown setting estimat_size .* the known ones are"):
-        lm_eval("--limit", "5", "--metadata", "proca.estimat_size=3")
+@pytest.mark.parametrize(
+    ("setting", "sentence"),
+    [
+        ("proca.estimat_size=3", r"unknown setting proca.estimat_size; the known ones are estimate_split, "),
+        ("proca.estimate_size=many", r"estimate_size must be a whole number of at least 1, got 'many'"),
+        ("proca=3", r"the metadata key `proca` must be a mapping, got 3"),
+    ],
+)
+def test_a_wrong_setting_is_told_before_the_model_is_loaded(lm_eval, monkeypatch, setting, sentence):
+    from lm_eval.models.huggingface import HFLM
+
+    def never(*args, **kwargs):
+        raise AssertionError("the model was loaded")
+
+    monkeypatch.setattr(HFLM, "create_from_arg_obj", never)
+    with pytest.raises(SystemExit, match=f"^lm_eval: --metadata: {sentence}"):
+        lm_eval("--limit", "5", "--metadata", setting)
+
+
+@pytest.fixture(scope="module")
+def failing_model(tiny_gpt2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny GPT-2 with a hole: whatever comes after a "þ" in its input is NaN."""
+    import torch
+    from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
+
+    folder = tmp_path_factory.mktemp("failing_model")
+    tokenizer = AutoTokenizer.from_pretrained(tiny_gpt2)
+    tokenizer.save_pretrained(folder)
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(
+        GPT2Config(**{**GPT2Config.from_pretrained(tiny_gpt2).to_dict(), "tie_word_embeddings": False})
+    )
+    with torch.no_grad():
+        model.transformer.wte.weight[tokenizer("þ")["input_ids"][-1]] = float("nan")
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_task_whose_scores_cannot_be_calibrated(
+    failing_model: Path, lm_eval_project: Path, data_dir: Path, tmp_path: Path, processes: int
+):
+    """Its raw row, all rows of the other task, both score tables, exit status 0, one sentence in log and results."""
+    rows = [json.loads(line) for line in (data_dir / "sst2" / "validation.jsonl").read_text().splitlines()][:40]
+    rows[33]["sentence"] += "þ"
+    write_jsonl(tmp_path / "data" / "sst2" / "validation.jsonl", rows)
+    (tmp_path / "data" / "sst2" / "train.jsonl").symlink_to(data_dir / "sst2" / "train.jsonl")
+    several = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"] if processes > 1 else []
+    command = [sys.executable, *several, "-m", "lm_eval", "--model", "hf-shared-prefix" if several else "hf"]
+    command += ["--model_args", f"pretrained={failing_model}", "--device", "cpu", "--batch_size", "1"]
+    command += ["--tasks", "proca_sst2,proca_demo", "--limit", "40", "--output_path", str(tmp_path / "results")]
+    command += ["--metadata", f"proca.estimate_size=40,proca.scores_dir={tmp_path / 'scores'}"]
+    path = os.pathsep.join([str(lm_eval_project), str(ROOT)])
+    environment = {**os.environ, "PROCA_DATA_DIR": str(tmp_path / "data"), "PYTHONPATH": path}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+    (file,) = (tmp_path / "results").rglob("results_*.json")
+    results = json.loads(file.read_text())
+    rows_of = {
+        task: {key.removeprefix("acc,") for key in results["results"][task] if key.startswith("acc,")}
+        for task in ("proca_sst2", "proca_demo")
+    }
+    assert rows_of == {"proca_sst2": {"none"}, "proca_demo": {"none", "bc", "conca", "proca"}}
+    record = results["configs"]["proca_sst2"]["metadata"]["proca"]
+    assert record["not_calibrated"].keys() == {"bc", "conca", "proca"}
+    (sentence,) = set(record["not_calibrated"].values())
+    assert sentence.startswith("The model gave nan as the score of label 'Negative' for eval document 33; calibration")
+    assert done.stderr.count(f"proca_sst2: no row for bc, conca, proca: {sentence}") == 1
+    tables = [pq.read_table(path) for path in sorted((tmp_path / "scores").glob("*.parquet"))]
+    assert [table.num_rows for table in tables] == [40 + 40 + 3] * 2

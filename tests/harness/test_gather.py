@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from lm_eval_proca.errors import CalibrationError, DistributedError, ProcaError, ScoreTableError
+from lm_eval_proca.errors import CalibrationError, DistributedError, ProcaError
 from lm_eval_proca.harness.gather import compute_once, gather, is_first_process
-from lm_eval_proca.harness.shards import Row, Shard, merge
+from lm_eval_proca.harness.shards import Document, ScoredDocument, merge
 
 PROCESSES = 2
 
@@ -32,11 +32,6 @@ def take_part(rank: int, meeting: str, answers) -> None:
             compute_once(failing)
         except ProcaError as error:
             said[name] = (type(error).__name__, str(error))
-    bad = Shard([], "document 3 has a score that is not a number" if rank == 1 else None)
-    try:
-        merge(gather(bad), {}, task="t")
-    except ScoreTableError as error:
-        said["bad news"] = str(error)
     answers.put((rank, said))
     dist.destroy_process_group()
 
@@ -59,25 +54,30 @@ def test_all_processes_know_the_same(tmp_path: Path):
     assert said[0]["once"] == "by 0"
     assert said[0]["ours"] == ("CalibrationError", "too few documents")
     assert said[0]["theirs"] == ("ProcaError", "The first process failed with KeyError: 'label'")
-    assert said[0]["bad news"] == "document 3 has a score that is not a number"
 
 
-def row(role: str, index: int, score: float = -1.0) -> Row:
-    return Row(role, index, -1, [score, -2.0], None)
+def scored(role: str, index: int, score: float = -1.0) -> ScoredDocument:
+    return ScoredDocument(Document(role, index, -1), [score, -2.0], None)
 
 
-def test_duplicates_count_once_and_rows_come_in_order():
-    everything = [row("estimate", 1), row("eval", 4), row("estimate", 0)]
-    copy = [row("estimate", 0, -9.0), row("eval", 4, -9.0), row("estimate", 1, -9.0)]
-    merged = merge([Shard(everything, None), Shard(copy, None)], {"eval": [4], "estimate": [0, 1]}, task="t")
-    assert [(r.role, r.index) for r in merged] == [("eval", 4), ("estimate", 0), ("estimate", 1)]
-    assert {r.scores[0] for r in merged} == {-1.0}, "the first copy counts"
+def test_duplicates_count_once_and_documents_come_in_order():
+    everything = [scored("estimate", 1), scored("eval", 4), scored("estimate", 0)]
+    copy = [scored("estimate", 0, -9.0), scored("eval", 4, -9.0), scored("estimate", 1, -9.0)]
+    expected = [one.document for one in everything]
+    merged = merge([everything, copy], expected, task="t")
+    assert [(one.document.role, one.document.index) for one in merged] == [
+        ("eval", 4),
+        ("estimate", 0),
+        ("estimate", 1),
+    ]
+    assert {one.scores[0] for one in merged} == {-1.0}, "the first copy counts"
 
 
 def test_a_missing_document_names_the_cause():
+    expected = [Document("eval", 0, -1), Document("estimate", 0, -1)]
     with pytest.raises(
         DistributedError, match=r"1 documents were scored by none of the 2 processes, the first is"
     ) as error:
-        merge([Shard([row("eval", 0)], None), Shard([], None)], {"eval": [0], "estimate": [0]}, task="t")
+        merge([[scored("eval", 0)], []], expected, task="t")
     assert "estimate document 0" in str(error.value)
     assert "use `--model hf-shared-prefix`" in str(error.value)

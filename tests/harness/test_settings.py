@@ -37,12 +37,14 @@ def test_our_settings_do_not_stay_in_the_metadata():
 @pytest.mark.parametrize(
     ("block", "metadata", "words"),
     [
-        ({}, {"proca.estimate_sise": 3}, ["estimate_sise", "--metadata proca.*", "estimate_size, "]),
+        ({}, {"proca.estimate_sise": 3}, ["unknown setting proca.estimate_sise", "estimate_size, "]),
         ({"size": 3}, {}, ["size", "`calibration:` block", "estimate_size, "]),
         ({}, {"proca.estimate_size": 0}, ["estimate_size", "at least 1", "got 0"]),
         ({}, {"proca.estimate_size": "many"}, ["estimate_size", "whole number", "'many'"]),
         ({}, {"proca.estimate_size": True}, ["estimate_size", "whole number"]),
         ({"text_fields": []}, {}, ["text_fields"]),
+        ({"estimate_size": None}, {}, ["estimate_size must have a value", "leave it out"]),
+        ({}, {"proca.estimate_split": None}, ["estimate_split must have a value"]),
         ({}, {"proca": 3}, ["must be a mapping"]),
         ("yes", {}, ["must be a mapping"]),
     ],
@@ -55,6 +57,10 @@ def test_bad_settings_end_in_one_sentence(block, metadata, words):
     assert "\n" not in sentence
     for word in words:
         assert word in sentence
+
+
+def test_null_is_the_default_where_the_default_is_none():
+    assert read_settings("t", {"eval_size": None}, {"proca.estimate_seed": None}) == read_settings("t", {}, {})
 
 
 def test_a_setting_without_its_prefix_is_noticed(caplog: pytest.LogCaptureFixture):

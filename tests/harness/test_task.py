@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from zlib import crc32
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from lm_eval.api.model import LM
 from lm_eval.tasks import TaskManager
 
 from lm_eval_proca.calibration.registry import get_calibrator
-from lm_eval_proca.errors import ProcaError, TaskError
+from lm_eval_proca.errors import TaskError
 from lm_eval_proca.score_table import ScoreTable
-from tests.conftest import made_sentences, write_jsonl
+from tests.conftest import ROOT, made_sentences, write_jsonl
 
 FILTERS = {"none", "bc", "conca", "proca"}
 
@@ -37,8 +39,6 @@ class TestScores:
         import lm_eval
         from lm_eval.api.task import ConfigurableTask
         from lm_eval.tasks._yaml_loader import load_yaml
-
-        from tests.conftest import ROOT
 
         tiny_lm.batch_size_per_gpu, before = 1, tiny_lm.batch_size_per_gpu
         try:
@@ -284,6 +284,64 @@ class Judge(LM):
         raise AssertionError
 
 
+class TestScoresThatCannotBeCalibrated:
+    """Paid scores are never lost: raw accuracy and the score table stay, and so do all other rows and tasks."""
+
+    @pytest.mark.parametrize("bad", [float("nan"), float("-inf")])
+    @pytest.mark.parametrize(
+        ("where", "document", "lost"),
+        [
+            ("number 2-14 ", "eval document 7", {"bc", "conca", "proca"}),
+            ("number 1-", "estimate document 0", {"bc", "proca"}),
+            ("[MASK]", "content-free document 2", {"conca"}),
+        ],
+    )
+    def test_not_a_number(self, evaluate, small, tmp_path: Path, caplog, bad, where, document, lost):
+        def answer(context: str, continuation: str) -> float:
+            return bad if where in context and "Positive" in continuation else -1.0 - crc32(context.encode()) % 7
+
+        settings = {**small, "scores_dir": str(tmp_path)}
+        results = evaluate("proca_sst2", settings=settings, lm=Judge(answer), num_fewshot=0)
+        record = record_of(results)
+        assert {
+            key.split(",")[1] for key in results["results"]["proca_sst2"] if key.startswith("acc,")
+        } == FILTERS - lost
+        assert record["fits"].keys() == FILTERS - lost - {"none"}
+        assert record["not_calibrated"].keys() == lost
+        (sentence,) = set(record["not_calibrated"].values())
+        assert f"gave {bad} as the score of label 'Positive' for {document}" in sentence
+        (logged,) = [text for text in caplog.messages if "finite" in text]
+        assert logged == f"proca_sst2: no row for {', '.join(sorted(lost))}: {sentence}"
+        table = pq.read_table(record["score_table"])
+        assert not np.isfinite(table["score_1"].to_numpy()).all(), "what was paid for is kept as it is"
+
+    def test_one_calibrator_that_cannot_be_fitted(self, evaluate, own_task):
+        more = "filter_list: [{name: raw, filter: [{function: take_first}]}, {name: bc, filter: [{function: bc}]}, "
+        more += "{name: strict, filter: [{function: proca, reg_covar: 0, n_init: 2}]}]"
+        results = evaluate("own_sentiment", include=own_task(more=more), lm=Judge(lambda *request: -1.0))
+        assert set(results["results"]["own_sentiment"]) >= {"acc,raw", "acc,bc"}
+        assert "acc,strict" not in results["results"]["own_sentiment"]
+        assert "not positive definite" in record_of(results, "own_sentiment")["not_calibrated"]["strict"]
+
+    def test_a_group_averages_the_rows_that_there_are(self, evaluate, small, tmp_path: Path):
+        (tmp_path / "both.yaml").write_text(
+            "group: both\ntask: [proca_sst2, proca_demo]\n"
+            "aggregate_metric_list: [{metric: acc, aggregation: mean, weight_by_size: false}]\n"
+        )
+
+        def answer(context: str, continuation: str) -> float:
+            return float("nan") if "number 2-14 " in context else -1.0 - crc32((context + continuation).encode()) % 7
+
+        results = evaluate(
+            "both", include=[ROOT / "task_configs", tmp_path], settings=small, lm=Judge(answer), limit=60
+        )
+        group, tasks = results["groups"]["both"], results["results"]
+        raw = [tasks[name]["acc,none"] for name in ("proca_sst2", "proca_demo")]
+        assert group["acc,none"] == pytest.approx(sum(raw) / 2)
+        assert "acc,bc" not in tasks["proca_sst2"]
+        assert group["acc,bc"] == tasks["proca_demo"]["acc,bc"]
+
+
 class TestSentences:
     """Bad input ends in one clear sentence of our own exception type."""
 
@@ -299,11 +357,18 @@ class TestSentences:
             ({"choices": '["good", " good"]'}, {}, r"the label word 'good' stands for two labels"),
             ({"drop": "doc_to_choice"}, {}, r"doc_to_choice is missing"),
             ({"choices": '["a", "b", "c"]', "estimate_size": 2}, {}, r"2 documents is too small for 3 labels"),
+            ({"estimate_size": "null"}, {}, r"estimate_size must have a value, got null"),
             (
+                {"more": "filter_list: [{name: twice, filter: [{function: bc}, {function: bc}]}]"},
                 {},
-                {"estimate_sise": 3},
-                r"unknown setting estimate_sise .* the known ones are estimate_split, estimate_size",
+                r"the filter twice is a chain of bc, bc; a calibrator is fitted on scores as the model gave them",
             ),
+            (
+                {"more": "filter_list: [{name: late, filter: [{function: take_first}, {function: conca}]}]"},
+                {},
+                r"the filter late is a chain of take_first, conca",
+            ),
+            ({}, {"scores_dir": __file__}, r"test_task.py cannot be a folder for score tables \(File exists\)"),
             ({"more": "metric_list: [{metric: acc_norm}]"}, {}, r"acc_norm means nothing for calibrated scores"),
             (
                 {"more": "filter_list: [{name: p, filter: [{function: proca, restarts: 3}]}]"},
@@ -354,15 +419,57 @@ class TestSentences:
         with pytest.raises(TaskError, match="without a seed every process would draw another prompt"):
             evaluate("proca_sst2", fewshot_random_seed=None)
 
-    @pytest.mark.parametrize("bad", [float("nan"), float("-inf")])
-    def test_scores_that_are_not_numbers(self, evaluate, small, bad: float):
-        def answer(context: str, continuation: str) -> float:
-            return bad if "[MASK]" in context and "Positive" in continuation else -1.0 - len(context) % 7
+    @pytest.mark.parametrize(
+        ("choices_of_estimate_rows", "sentence"),
+        [
+            (["good", "bad"], r"estimate document 0 has the labels \['good', 'bad'\], the first evaluated one"),
+            (["bad", "good", "so-so"], r"estimate document 0 has the labels \['bad', 'good', 'so-so'\]"),
+            (None, r"doc_to_choice fails on estimate document 0 \(TypeError: .*\); a calibrated task has one fixed"),
+        ],
+    )
+    def test_choices_of_estimate_rows(self, evaluate, own_task, tmp_path: Path, choices_of_estimate_rows, sentence):
+        rows = [{**row, "options": choices_of_estimate_rows} for row in made_sentences(80, seed=1)]
+        write_jsonl(tmp_path / "sst2" / "train.jsonl", rows)
+        rows = [{**row, "options": ["bad", "good"]} for row in made_sentences(20, seed=2)]
+        write_jsonl(tmp_path / "sst2" / "validation.jsonl", rows)
+        with pytest.raises(TaskError, match=sentence):
+            evaluate("own_sentiment", include=own_task(choices="options"), settings={"data_dir": str(tmp_path)})
 
-        with pytest.raises(
-            ProcaError, match=f"gave {bad} as the score of label 'Positive' for content-free document 2"
-        ):
-            evaluate("proca_sst2", settings=small, lm=Judge(answer))
+    def test_an_estimate_row_that_makes_no_prompt(self, evaluate, own_task, tmp_path: Path):
+        """lm-eval takes a prompt of digits alone for the number of a choice."""
+        write_jsonl(tmp_path / "sst2" / "train.jsonl", [{"sentence": "2024", "label": 0}] * 80)
+        write_jsonl(tmp_path / "sst2" / "validation.jsonl", made_sentences(20, seed=2))
+        folder = own_task()
+        file = folder / "own_sentiment.yaml"
+        file.write_text(file.read_text().replace("{{sentence.strip()}} All in all it was", "{{sentence}}"))
+        with pytest.raises(TaskError, match=r"estimate document 0 cannot be put into the prompt \(AssertionError: Con"):
+            evaluate("own_sentiment", include=folder, settings={"data_dir": str(tmp_path)})
+
+    @pytest.mark.parametrize("more", ["", "filter_list: [{name: bc, filter: [{function: bc}]}]"])
+    def test_a_column_in_the_prompt_that_content_free_inputs_would_keep(self, evaluate, own_task, tmp_path, more):
+        for split, seed in (("train", 1), ("validation", 2)):
+            rows = [{**row, "title": f"Title {i}", "idx": i} for i, row in enumerate(made_sentences(80, seed=seed))]
+            write_jsonl(tmp_path / "sst2" / f"{split}.jsonl", rows)
+        folder = own_task(more=more)
+        file = folder / "own_sentiment.yaml"
+        file.write_text(file.read_text().replace("{{sentence.strip()}}", "{{title}}: {{sentence.strip()}}"))
+        settings = {"data_dir": str(tmp_path)}
+        if more:  # without contextual calibration there is no content-free input
+            evaluate("own_sentiment", include=folder, settings=settings)
+            return
+        with pytest.raises(TaskError, match=r"the prompt shows the column title, .* add title to text_fields"):
+            evaluate("own_sentiment", include=folder, settings=settings)
+        file.write_text(file.read_text().replace("text_fields: [sentence]", "text_fields: [sentence, title]"))
+        evaluate("own_sentiment", include=folder, settings=settings)
+
+    def test_demonstrations_that_miss_a_label(self, evaluate, small, caplog):
+        evaluate("proca_sst2", settings=small, num_fewshot=1, limit=5)
+        (warning,) = [text for text in caplog.messages if "demonstrations of seed 1234 shows" in text]
+        assert warning.startswith("proca_sst2: none of the 1 demonstrations of seed 1234 shows ")
+        caplog.clear()
+        evaluate("proca_sst2", settings={**small, "demonstration_counts": "2/0"}, num_fewshot=2, limit=5)
+        evaluate("proca_sst2", settings=small, num_fewshot=0, limit=5)
+        assert "shows" not in caplog.text
 
     def test_a_calibration_filter_without_the_class(self, data_dir: Path, tiny_lm):
         import lm_eval
@@ -378,7 +485,7 @@ class TestSentences:
             "doc_to_choice": ["bad", "good"],
             "filter_list": [{"name": "proca", "filter": [{"function": "proca"}]}],
         }
-        with pytest.raises(TaskError, match="The filter 'proca' calibrates only tasks with `class: !function"):
+        with pytest.raises(TaskError, match="The filters bc, conca, proca calibrate only tasks with `class: !function"):
             lm_eval.simple_evaluate(
                 model=tiny_lm,
                 tasks=[ConfigurableTask(config=config)],
@@ -388,8 +495,6 @@ class TestSentences:
 
     def test_no_secret_reaches_the_score_table(self, tiny_lm, data_dir: Path, tmp_path: Path):
         import lm_eval
-
-        from tests.conftest import ROOT
 
         metadata = {
             "pretrained": "somebody/model",

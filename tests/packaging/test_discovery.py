@@ -151,7 +151,7 @@ def test_every_calibrator_is_a_registered_filter(run: Run) -> None:
 
         assert set(CALIBRATORS) >= {"proca", "conca", "bc"}
         for name in CALIBRATORS:
-            assert dict(filter_registry.items())[name] == f"lm_eval_proca.harness.filters:{name}"
+            assert filter_registry.get(name).__name__ == "CalibrationFilter"
         assert "take_first" in filter_registry
         """
     )
@@ -168,6 +168,22 @@ def test_a_name_that_is_taken_is_left_alone(run: Run) -> None:
         assert dict(model_registry.items())["hf-shared-prefix"] == "entry.point:Model"
         assert dict(filter_registry.items())["proca"] == "entry.point:Filter"
         assert "bc" in filter_registry
+        """
+    )
+
+
+def test_a_wrong_setting_is_told_by_the_task_manager(run: Run) -> None:
+    run(
+        """
+        from lm_eval.tasks import TaskManager
+        for given in ({"proca.size": 3}, {"proca": {"estimate_size": "many"}}):
+            try:
+                TaskManager(include_defaults=False, metadata=given)
+            except ValueError as error:
+                assert type(error).__name__ == "TaskError", error
+            else:
+                raise AssertionError
+        TaskManager(include_defaults=False, metadata={"pretrained": "x", "proca.estimate_size": 3, "procas": 1})
         """
     )
 
