@@ -288,7 +288,7 @@ class CalibratedTask(ConfigurableTask):
         record = {**self.plan.record, "truncated_prompts": sum(cut) if cut else None}
         table = score_table(scored, self._table_metadata(record))
         if self.settings.scores_dir is not None:
-            record["score_table"] = self._keep(table, Path(self.settings.scores_dir).expanduser())
+            self._keep(table, Path(self.settings.scores_dir).expanduser())
 
         # Made once and handed to all processes: a tie within rounding is decided the same way everywhere.
         fits, failures = compute_once(lambda: fit_all(table, self.calibrators))
@@ -308,16 +308,15 @@ class CalibratedTask(ConfigurableTask):
                 names = [name for name, given in failures.items() if given == reason]
                 logger.warning("%s: no row for %s: %s", self.config.task, ", ".join(names), reason)
 
-    def _keep(self, table: ScoreTable, folder: Path) -> str | None:
-        """Where the score table was written; a full disk must not cost the results of all tasks."""
+    def _keep(self, table: ScoreTable, folder: Path) -> None:
+        """Write the score table; a full disk must not cost the results of all tasks."""
         try:
             path = compute_once(lambda: self._save(table, folder))
         except ScoreTableError as error:
             logger.error("%s", error)
-            return None
+            return
         if is_first_process():
             logger.info("%s: score table written to %s", self.config.task, path)
-        return str(path)
 
     def _save(self, table: ScoreTable, folder: Path) -> Path:
         """One file per model, prompt and rows: the same run again replaces it, another never does."""
