@@ -233,9 +233,9 @@ class CalibratedTask(ConfigurableTask):
                 f"{self.config.task}: {evaluated} evaluation documents are fewer than the {world_size} processes "
                 f"that share them; raise --limit or start fewer processes."
             )
+        self._check_scores_dir()
         if rank == 0:
             self._announce(cache_requests)
-            self._check_scores_dir()
         super().build_all_requests(
             limit=limit, samples=samples, rank=rank, world_size=world_size, cache_requests=False, **prompt_options
         )
