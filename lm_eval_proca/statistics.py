@@ -138,10 +138,11 @@ def calibration_error(gold: np.ndarray, proba: np.ndarray) -> Interval:
     biased. The interval holds every squared error t which a test of level 5 % does not reject, with the variance that
     T has if t is true (as Wilson's interval does for a proportion; resampling fails here, near 0 most of all):
 
-    .. math:: (T - t)^2 \le z^2 \Big( \frac{2}{n^2} \sum_b \sigma_b^4 + \frac{4 t}{n} \bar\sigma^2 \Big)
+    .. math:: (T - t)^2 \le z^2 \Big( \frac{2}{n^2} \sum_b v_b^2 + \frac{4 t}{n} \bar\sigma^2 \Big)
 
-    where :math:`\sigma_b^2` is the variance of d in a bin and :math:`\bar\sigma^2` its mean over documents, weighted
-    by the squared gaps. Value and limits are square roots, with 0 for what is negative.
+    where :math:`v_b` is the mean of c (1 - c) in a bin, the variance of r if the predictor is calibrated, and
+    :math:`\bar\sigma^2` the variance of d within bins, averaged with the squared gaps as weights. Value and limits are
+    square roots, with 0 for what is negative.
 
     Examples
     --------
@@ -157,17 +158,17 @@ def calibration_error(gold: np.ndarray, proba: np.ndarray) -> Interval:
     n_bins = max(1, min(MOST_BINS, n // ROWS_PER_BIN))
     edges = np.quantile(confidence, np.arange(1, n_bins) / n_bins)
     bins = np.searchsorted(edges, confidence)  # equal confidences are never parted
-    size, total, squares = (np.bincount(bins, weights=weights) for weights in (None, surplus, surplus**2))
-    pairs = size > 1
-    size, total, squares = size[pairs], total[pairs], squares[pairs]
+    sums = [np.bincount(bins, w) for w in (np.ones(n), surplus, surplus**2, confidence * (1 - confidence))]
+    size, total, squares, if_calibrated = np.array(sums)[:, sums[0] > 1]
     estimate = ((total**2 - squares) / (size - 1)).sum() / n
     variance = (squares - total**2 / size) / (size - 1)
     weight = total**2 / size
     slope = (weight * variance).sum() / max(weight.sum(), np.finfo(float).tiny) / n
     z = norm.ppf((1 + LEVEL) / 2)
     middle = estimate + 2 * z**2 * slope
-    half = np.sqrt(max(0.0, middle**2 - estimate**2 + 2 * (z / n) ** 2 * (variance**2).sum()))
-    return Interval(*(float(np.sqrt(max(0.0, square))) for square in (estimate, middle - half, middle + half)))
+    half = np.sqrt(max(0.0, middle**2 - estimate**2 + 2 * (z / n) ** 2 * ((if_calibrated / size) ** 2).sum()))
+    low = min(middle - half, estimate)  # an estimate below 0 is no evidence against 0
+    return Interval(*(float(np.sqrt(max(0.0, square))) for square in (estimate, low, middle + half)))
 
 
 # ------------------------------------------------------------------ between two
