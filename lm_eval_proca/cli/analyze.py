@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -179,8 +180,9 @@ def _analyze(name: str, tables: Sequence[ScoreTable], calibrators: Mapping[str, 
     if name in NOTES:
         print(f"note: {NOTES[name]}")
     print(f"every observation: {write_rows(observed, output / f'{name}.csv')}")
+    also = [] if analysis.also_drawn is None else [analysis.also_drawn(fitting)]
     try:
-        print(f"figure: {analysis.display(fitting, observed).plot().save(output / f'{name}.png')}\n")
+        print(f"figure: {analysis.display(observed, *also).plot().save(output / f'{name}.png')}\n")
     except MissingMatplotlib as error:
         print(f"no figure: {error}", file=sys.stderr)
 
@@ -189,8 +191,9 @@ def _analyze(name: str, tables: Sequence[ScoreTable], calibrators: Mapping[str, 
 class _Analysis:
     observe: Callable[[Sequence[ScoreTable], Mapping[str, Calibrator]], list[Observation]]
     printed: Callable[[Sequence[Observation]], list[Observation]]
-    display: Callable[[Sequence[ScoreTable], list[Observation]], Display]
+    display: Callable[..., Display]
     requirements: Sequence[Requirement] = ()
+    also_drawn: Callable[[Sequence[ScoreTable]], list[Observation]] | None = None
 
 
 def _analyses() -> dict[str, _Analysis]:
@@ -201,50 +204,25 @@ def _analyses() -> dict[str, _Analysis]:
     from lm_eval_proca.statistics import mean_by
 
     prompt = ("model", "task", "num_fewshot")
+    boundaries = only(*prompt, "seed", "calibrator", "boundaries", "accuracy")
+    thresholds = only(*prompt, "seed", "conventional_accuracy", "proca_accuracy", "best_accuracy", "best_threshold")
+    by_method = mean_by(*prompt, "calibrator")
+    by_balance = mean_by(*prompt, "estimate_size", "positives", "calibrator")
+    by_proportion = mean_by(*prompt, "positives", "calibrator")
+    by_size = mean_by(*prompt, "estimate_size", "calibrator")
+    two, labeled = need.two_labels, [need.labeled_estimate_set, estimate_set.enough_of_both_labels]
+    selection, formats = (partial(figures.AblationDisplay, parameter=name) for name in ("selection", "features"))
     return {
         "boundaries": _Analysis(
-            boundary.compare_boundaries,
-            only(*prompt, "seed", "calibrator", "boundaries", "accuracy"),
-            lambda tables, observed: figures.BoundaryDisplay(observed, boundary.score_clouds(tables)),
-            [need.two_labels],
+            boundary.compare_boundaries, boundaries, figures.BoundaryDisplay, [two], boundary.score_clouds
         ),
-        "thresholds": _Analysis(
-            boundary.accuracy_over_thresholds,
-            only(*prompt, "seed", "conventional_accuracy", "proca_accuracy", "best_accuracy", "best_threshold"),
-            lambda tables, observed: figures.ThresholdDisplay(observed),
-            [need.two_labels],
-        ),
-        "templates": _Analysis(
-            prompts.templates,
-            mean_by(*prompt, "calibrator"),
-            lambda tables, observed: figures.TemplateDisplay(observed),
-        ),
-        "imbalance": _Analysis(
-            estimate_set.imbalance,
-            mean_by(*prompt, "estimate_size", "positives", "calibrator"),
-            lambda tables, observed: figures.ImbalanceDisplay(observed),
-            [need.two_labels, need.labeled_estimate_set, estimate_set.enough_of_both_labels],
-        ),
+        "thresholds": _Analysis(boundary.accuracy_over_thresholds, thresholds, figures.ThresholdDisplay, [two]),
+        "templates": _Analysis(prompts.templates, by_method, figures.TemplateDisplay),
+        "imbalance": _Analysis(estimate_set.imbalance, by_balance, figures.ImbalanceDisplay, [two, *labeled]),
         "proportions": _Analysis(
-            prompts.proportions,
-            mean_by(*prompt, "positives", "calibrator"),
-            lambda tables, observed: figures.ProportionDisplay(observed),
-            [need.two_labels, need.chosen_demonstrations],
+            prompts.proportions, by_proportion, figures.ProportionDisplay, [two, need.chosen_demonstrations]
         ),
-        "selection": _Analysis(
-            ablation.selection,
-            mean_by(*prompt, "selection"),
-            lambda tables, observed: figures.AblationDisplay(observed, "selection"),
-        ),
-        "size": _Analysis(
-            estimate_set.size,
-            mean_by(*prompt, "estimate_size", "calibrator"),
-            lambda tables, observed: figures.SizeDisplay(observed),
-            [need.estimate_set],
-        ),
-        "formats": _Analysis(
-            ablation.formats,
-            mean_by(*prompt, "features"),
-            lambda tables, observed: figures.AblationDisplay(observed, "features"),
-        ),
+        "selection": _Analysis(ablation.selection, mean_by(*prompt, "selection"), selection),
+        "size": _Analysis(estimate_set.size, by_size, figures.SizeDisplay, [need.estimate_set]),
+        "formats": _Analysis(ablation.formats, mean_by(*prompt, "features"), formats),
     }
