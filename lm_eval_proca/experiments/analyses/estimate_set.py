@@ -42,7 +42,7 @@ def imbalance(
     are of 500 rows, or as large as the pool allows at the most extreme level. Raw scores and contextual calibration
     do not depend on the estimate set and come once per level and draw, for comparison.
     """
-    observed = []
+    observed: list[Observation] = []
     for table in tables:
         of_label = [np.flatnonzero(table.gold_of("estimate") == label) for label in (0, 1)]
         largest = largest_imbalanced_set(len(of_label[0]), len(of_label[1]), levels)
@@ -57,23 +57,10 @@ def imbalance(
             positives = round(level * chosen)
             for draw in range(draws):
                 rng = np.random.default_rng(draw)
-                part = np.concatenate(
-                    [
-                        rng.choice(of_label[1], positives, replace=False),
-                        rng.choice(of_label[0], chosen - positives, replace=False),
-                    ]
-                )
-                for name, accuracy in (unchanged | _fitted_on(part, table, calibrators)).items():
-                    observed.append(
-                        {
-                            **prompt_of(table),
-                            "positives": float(level),
-                            "estimate_size": chosen,
-                            "draw": draw,
-                            "calibrator": name,
-                            "accuracy": accuracy,
-                        }
-                    )
+                drawn = [(of_label[1], positives), (of_label[0], chosen - positives)]
+                part = np.concatenate([rng.choice(pool, count, replace=False) for pool, count in drawn])
+                conditions = {"positives": float(level), "estimate_size": chosen, "draw": draw}
+                observed += _observe(table, conditions, unchanged | _fitted_on(part, table, calibrators))
     return observed
 
 
@@ -89,7 +76,7 @@ def size(
     By default ten sizes, evenly spaced on a log scale from four rows per label to the whole pool, where all draws
     are the same rows.
     """
-    observed = []
+    observed: list[Observation] = []
     for table in tables:
         pool = len(table.index_of("estimate"))
         chosen = default_sizes(len(table.labels), pool) if sizes is None else list(sizes)
@@ -102,16 +89,8 @@ def size(
         for estimate_size in chosen:
             for draw in range(draws):
                 part = np.sort(np.random.default_rng(draw).choice(pool, estimate_size, replace=False))
-                for name, accuracy in (unchanged | _fitted_on(part, table, calibrators)).items():
-                    observed.append(
-                        {
-                            **prompt_of(table),
-                            "estimate_size": int(estimate_size),
-                            "draw": draw,
-                            "calibrator": name,
-                            "accuracy": accuracy,
-                        }
-                    )
+                conditions = {"estimate_size": int(estimate_size), "draw": draw}
+                observed += _observe(table, conditions, unchanged | _fitted_on(part, table, calibrators))
     return observed
 
 
@@ -136,6 +115,11 @@ def largest_imbalanced_set(negatives: int, positives: int, levels: Sequence[floa
             break
         largest = candidate
     return largest
+
+
+def _observe(table: ScoreTable, conditions: Observation, accuracies: Mapping[str, float]) -> list[Observation]:
+    run = {**prompt_of(table), **conditions}
+    return [{**run, "calibrator": name, "accuracy": accuracy} for name, accuracy in accuracies.items()]
 
 
 def _independent_of_estimate_set(table: ScoreTable, calibrators: Mapping[str, Calibrator]) -> dict[str, float]:
