@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,20 +19,20 @@ from lm_eval_proca.cli.options import (
     positive,
     whole_number,
 )
-from lm_eval_proca.errors import ResultsError
+from lm_eval_proca.errors import ProcaError, ResultsError
 from lm_eval_proca.experiments.analyses import ANALYSES, NOTES
 
 if TYPE_CHECKING:
     from lm_eval_proca.calibration.base import Calibrator
+    from lm_eval_proca.experiments.analyses.observations import Requirement
     from lm_eval_proca.experiments.analyses.plan import Plan
     from lm_eval_proca.experiments.cell import Cell
     from lm_eval_proca.report.display import Display
     from lm_eval_proca.score_table import ScoreTable
+    from lm_eval_proca.statistics import Observation
 
 HELP = "the paper's analyses: a table and a figure from score tables, or from runs that it makes itself"
 ALL = "all"
-
-Row = dict[str, Any]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,10 +54,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_backend_options(runs, batch_size="auto")
     add = runs.add_argument
     add("--model_args", nargs="+", metavar="KEY=VALUE", help="as for lm_eval, e.g. pretrained=NAME,dtype=float16")
-    add("--tasks", nargs="+", help="other tasks than the paper's")
+    add("--tasks", nargs="+", help="other tasks than the paper's: names, groups or patterns")
     add("--num_fewshot", nargs="+", type=whole_number, metavar="N", help="other numbers of shots than the paper's")
     add("--seeds", nargs="+", type=whole_number, metavar="S", help="other seeds (prompts) than 0 1 2 ...")
     add("--limit", type=positive, metavar="N", help="evaluate only N documents per run")
+    add("--include_path", action="append", default=[], metavar="DIR", help="folder with task YAMLs of your own")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -84,17 +86,20 @@ def run(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print("\nInterrupted. Finished runs are kept; the same command goes on from here.", file=sys.stderr)
         return 130
+    for name, of_analysis in tables.items():
+        try:
+            if of_analysis:
+                _analyze(name, of_analysis, calibrators, Path(args.output))
+        except ProcaError as error:  # the other analyses go on
+            failures.append(str(error))
     for sentence in failures:
         print(f"lm-eval-proca analyze: {sentence}", file=sys.stderr)
-    for name, of_analysis in tables.items():
-        if of_analysis:
-            _analyze(name, of_analysis, calibrators, Path(args.output))
     return 1 if failures else 0
 
 
 def _calibrators(params: Sequence[str]) -> dict[str, Calibrator]:
     from lm_eval_proca.calibration.registry import CALIBRATORS
-    from lm_eval_proca.experiments.calibrate import make_calibrators
+    from lm_eval_proca.experiments.recalibration import make_calibrators
 
     return make_calibrators(CALIBRATORS, calibrator_params(params))
 
@@ -109,11 +114,12 @@ def _plan(name: str, args: argparse.Namespace) -> Plan:
     """The paper's runs, changed as the options say."""
     from lm_eval_proca.experiments.analyses.plan import PAPER
     from lm_eval_proca.experiments.cell import settings_from_metadata
+    from lm_eval_proca.experiments.task_files import find_task_files
 
     settings = settings_from_metadata(key_values(args.metadata, "--metadata"))
     changed: dict[str, Any] = {"settings": tuple({**dict(PAPER[name].settings), **dict(settings)}.items())}
     if args.tasks:
-        changed["tasks"] = tuple(names(args.tasks))
+        changed["tasks"] = tuple(find_task_files(names(args.tasks), args.include_path))
     if args.num_fewshot:
         changed["shots"] = tuple(args.num_fewshot)
     if args.seeds:
@@ -126,7 +132,8 @@ def _tables_of_model(
 ) -> tuple[dict[str, list[ScoreTable]], list[str]]:
     """Make the runs that are not finished yet; the tables of each analysis, and a sentence per run that failed."""
     from lm_eval_proca.experiments.cell import Model, cell_scores
-    from lm_eval_proca.experiments.runner import run_cells
+    from lm_eval_proca.experiments.runner import ordinary_cells, run_cells
+    from lm_eval_proca.experiments.task_files import find_task_files
     from lm_eval_proca.harness.gather import is_first_process
 
     model = Model(
@@ -134,7 +141,9 @@ def _tables_of_model(
     )
     folder = Path(args.output) / "runs"
     cells = {name: plan.cells(args.limit) for name, plan in plans.items()}
-    outcomes = run_cells([cell for some in cells.values() for cell in some], model, folder)
+    task_files = find_task_files([task for plan in plans.values() for task in plan.tasks], args.include_path)
+    all_cells = [cell for some in cells.values() for cell in some]
+    outcomes = run_cells(all_cells, model, folder, evaluate=ordinary_cells(task_files))
     failed = {outcome.cell: outcome for outcome in outcomes if outcome.failure is not None}
     model.unload()
     if not is_first_process():  # the first one alone knows that the last run has got its final name
@@ -153,75 +162,67 @@ def _with_settings(table: ScoreTable, cell: Cell) -> ScoreTable:
 
 
 def _analyze(name: str, tables: Sequence[ScoreTable], calibrators: Mapping[str, Calibrator], output: Path) -> None:
-    """Write every measurement, print the means, draw the figure."""
+    """Write every observation, print the means, draw the figure."""
+    from lm_eval_proca.experiments.analyses.observations import usable
     from lm_eval_proca.report.display import MissingMatplotlib
     from lm_eval_proca.report.tabular import text_table, write_rows
 
     analysis = _analyses()[name]
-    print(f"{name}: calibrating {len(tables)} score tables, which may take minutes ...", file=sys.stderr)
-    rows = analysis.measure(tables, calibrators)
-    print(f"{name}: {ANALYSES[name]}\n{text_table(analysis.printed(rows))}")
+    fitting, reasons = usable(tables, analysis.requirements)
+    if not fitting:
+        raise ResultsError(f"The analysis `{name}` can use none of {len(tables)} score tables: {', '.join(reasons)}.")
+    if reasons:
+        skipped = len(tables) - len(fitting)
+        print(f"{name}: skipped {skipped} of {len(tables)} score tables: {', '.join(reasons)}", file=sys.stderr)
+    print(f"{name}: calibrating {len(fitting)} score tables, which may take minutes ...", file=sys.stderr)
+    observed = analysis.observe(fitting, calibrators)
+    print(f"{name}: {ANALYSES[name]}\n{text_table(analysis.printed(observed))}")
     if name in NOTES:
         print(f"note: {NOTES[name]}")
-    print(f"every measurement: {write_rows(rows, output / f'{name}.csv')}")
+    print(f"every observation: {write_rows(observed, output / f'{name}.csv')}")
+    also = [] if analysis.also_drawn is None else [analysis.also_drawn(fitting)]
     try:
-        print(f"figure: {analysis.display(tables, rows).plot().save(output / f'{name}.png')}\n")
+        print(f"figure: {analysis.display(observed, *also).plot().save(output / f'{name}.png')}\n")
     except MissingMatplotlib as error:
         print(f"no figure: {error}", file=sys.stderr)
 
 
 @dataclass(frozen=True)
 class _Analysis:
-    measure: Callable[[Sequence[ScoreTable], Mapping[str, Calibrator]], list[Row]]
-    printed: Callable[[list[Row]], list[Row]]
-    display: Callable[[Sequence[ScoreTable], list[Row]], Display]
+    observe: Callable[[Sequence[ScoreTable], Mapping[str, Calibrator]], list[Observation]]
+    printed: Callable[[Sequence[Observation]], list[Observation]]
+    display: Callable[..., Display]
+    requirements: Sequence[Requirement] = ()
+    also_drawn: Callable[[Sequence[ScoreTable]], list[Observation]] | None = None
 
 
 def _analyses() -> dict[str, _Analysis]:
     from lm_eval_proca.experiments.analyses import ablation, boundary, estimate_set, prompts
-    from lm_eval_proca.experiments.analyses.measurements import mean_by, only
+    from lm_eval_proca.experiments.analyses import observations as need
+    from lm_eval_proca.experiments.analyses.observations import only
     from lm_eval_proca.report import figures
+    from lm_eval_proca.statistics import mean_by
 
     prompt = ("model", "task", "num_fewshot")
+    boundaries = only(*prompt, "seed", "calibrator", "boundaries", "accuracy")
+    thresholds = only(*prompt, "seed", "conventional_accuracy", "proca_accuracy", "best_accuracy", "best_threshold")
+    by_method = mean_by(*prompt, "calibrator")
+    by_balance = mean_by(*prompt, "estimate_size", "positives", "calibrator")
+    by_proportion = mean_by(*prompt, "positives", "calibrator")
+    by_size = mean_by(*prompt, "estimate_size", "calibrator")
+    two, labeled = need.two_labels, [need.labeled_estimate_set, estimate_set.enough_of_both_labels]
+    selection, formats = (partial(figures.AblationDisplay, parameter=name) for name in ("selection", "features"))
     return {
         "boundaries": _Analysis(
-            boundary.compare_boundaries,
-            only(*prompt, "seed", "calibrator", "boundaries", "accuracy"),
-            lambda tables, rows: figures.BoundaryDisplay.from_rows(rows, boundary.score_clouds(tables)),
+            boundary.compare_boundaries, boundaries, figures.BoundaryDisplay, [two], boundary.score_clouds
         ),
-        "thresholds": _Analysis(
-            boundary.accuracy_over_thresholds,
-            only(*prompt, "seed", "conventional_accuracy", "proca_accuracy", "best_accuracy", "best_threshold"),
-            lambda tables, rows: figures.ThresholdDisplay.from_rows(rows),
-        ),
-        "templates": _Analysis(
-            prompts.templates,
-            mean_by(*prompt, "calibrator"),
-            lambda tables, rows: figures.TemplateDisplay.from_rows(rows),
-        ),
-        "imbalance": _Analysis(
-            estimate_set.imbalance,
-            mean_by(*prompt, "estimate_size", "positives", "calibrator"),
-            lambda tables, rows: figures.ImbalanceDisplay.from_rows(rows),
-        ),
+        "thresholds": _Analysis(boundary.accuracy_over_thresholds, thresholds, figures.ThresholdDisplay, [two]),
+        "templates": _Analysis(prompts.templates, by_method, figures.TemplateDisplay),
+        "imbalance": _Analysis(estimate_set.imbalance, by_balance, figures.ImbalanceDisplay, [two, *labeled]),
         "proportions": _Analysis(
-            prompts.proportions,
-            mean_by(*prompt, "positives", "calibrator"),
-            lambda tables, rows: figures.ProportionDisplay.from_rows(rows),
+            prompts.proportions, by_proportion, figures.ProportionDisplay, [two, need.chosen_demonstrations]
         ),
-        "selection": _Analysis(
-            ablation.selection,
-            mean_by(*prompt, "selection"),
-            lambda tables, rows: figures.AblationDisplay.from_rows(rows, "selection"),
-        ),
-        "size": _Analysis(
-            estimate_set.size,
-            mean_by(*prompt, "estimate_size", "calibrator"),
-            lambda tables, rows: figures.SizeDisplay.from_rows(rows),
-        ),
-        "formats": _Analysis(
-            ablation.formats,
-            mean_by(*prompt, "features"),
-            lambda tables, rows: figures.AblationDisplay.from_rows(rows, "features"),
-        ),
+        "selection": _Analysis(ablation.selection, mean_by(*prompt, "selection"), selection),
+        "size": _Analysis(estimate_set.size, by_size, figures.SizeDisplay, [need.estimate_set]),
+        "formats": _Analysis(ablation.formats, mean_by(*prompt, "features"), formats),
     }

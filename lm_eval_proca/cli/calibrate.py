@@ -12,11 +12,12 @@ from lm_eval_proca.errors import CalibrationError
 
 if TYPE_CHECKING:
     from lm_eval_proca.calibration.base import Calibrator
-    from lm_eval_proca.experiments.calibrate import Measured
+    from lm_eval_proca.experiments.recalibration import Measured
     from lm_eval_proca.score_table import ScoreTable
+    from lm_eval_proca.statistics import Interval
 
 HELP = "calibrate finished runs from their scores: score tables, or lm-eval's own samples_*.jsonl"
-HEADINGS = {"accuracy": "accuracy", "macro_f1": "macro-F1", "brier": "Brier", "ece": "ECE"}
+HEADINGS = {"accuracy": "accuracy", "macro_f1": "macro-F1", "brier": "Brier", "calibration_error": "calibration error"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from lm_eval_proca.experiments.calibrate import calibrate
+    from lm_eval_proca.experiments.recalibration import not_finite, recalibrate
     from lm_eval_proca.experiments.score_files import find_score_tables, read_run
     from lm_eval_proca.report.tabular import check_rows_file, text_table, write_rows
 
@@ -54,13 +55,17 @@ def run(args: argparse.Namespace) -> int:
         )
     written: list[dict[str, Any]] = []
     fitted: list[Calibrator] = []
+    status = 0
     for path, table, calibrators in runs:
         print(f"{_headline(table)}\n{path}")
-        measured = calibrate(table, calibrators)
+        measured = recalibrate(table, calibrators)
         print(text_table([_printed(row) for row in measured]))
         for note in _notes(table, calibrators):
             print(f"note: {note}")
         print()
+        if (reason := not_finite(table)) is not None:
+            print(f"lm-eval-proca calibrate: {path} has no calibrated rows: {reason}.", file=sys.stderr)
+            status = 1
         written += [_row(str(path), table, row) for row in measured]
         fitted += [row.calibrator for row in measured if row.calibrator is not None]
     if args.output is not None:
@@ -74,13 +79,13 @@ def run(args: argparse.Namespace) -> int:
             )
         fitted[0].save(args.save)
         print(f"calibrator saved to {args.save}", file=sys.stderr)
-    return 0
+    return status
 
 
 def _check_params(args: argparse.Namespace) -> None:
     """Refuse a wrong --param before any file is read, as far as its calibrator is known without one."""
     from lm_eval_proca.calibration.registry import CALIBRATORS
-    from lm_eval_proca.experiments.calibrate import make_calibrators
+    from lm_eval_proca.experiments.recalibration import make_calibrators
 
     params = calibrator_params(args.param)
     if args.calibrators:
@@ -91,7 +96,7 @@ def _check_params(args: argparse.Namespace) -> None:
 
 
 def _chosen(args: argparse.Namespace, table: ScoreTable) -> dict[str, Calibrator]:
-    from lm_eval_proca.experiments.calibrate import calibrators_of_run, make_calibrators
+    from lm_eval_proca.experiments.recalibration import calibrators_of_run, make_calibrators
 
     params = calibrator_params(args.param)
     return (
@@ -112,9 +117,11 @@ def _headline(table: ScoreTable) -> str:
 
 
 def _notes(table: ScoreTable, calibrators: dict[str, Calibrator]) -> list[str]:
-    from lm_eval_proca.experiments.calibrate import can_fit, has_estimate_set
+    from lm_eval_proca.experiments.recalibration import can_fit, has_estimate_set, not_finite
 
-    notes = []
+    notes: list[str] = []
+    if not_finite(table) is not None:
+        return notes
     if not has_estimate_set(table):
         notes.append("without an estimate set, calibrators were fitted on the unlabeled evaluation rows themselves.")
     for name, calibrator in calibrators.items():
@@ -128,14 +135,17 @@ def _notes(table: ScoreTable, calibrators: dict[str, Calibrator]) -> list[str]:
 
 
 def _printed(row: Measured) -> dict[str, str]:
-    intervals = {
-        HEADINGS[name]: f"{value:.4f} [{low:.3f}, {high:.3f}]" for name, (value, low, high) in row.measures.items()
-    }
-    return {"calibrator": row.name, **intervals}
+    return {"calibrator": row.name, **{HEADINGS[name]: _number(measure) for name, measure in row.measures.items()}}
+
+
+def _number(measure: Interval) -> str:
+    if measure.value is None:
+        return ""
+    return f"{measure.value:.4f}" + ("" if measure.low is None else f" [{measure.low:.3f}, {measure.high:.3f}]")
 
 
 def _row(file: str, table: ScoreTable, row: Measured) -> dict[str, Any]:
-    from lm_eval_proca.experiments.calibrate import role_to_fit
+    from lm_eval_proca.experiments.recalibration import role_to_fit
 
     known = table.metadata
     numbers = {

@@ -1,18 +1,21 @@
-"""Mean and standard deviation over seeds, and the average over datasets: the cells of the paper's table."""
+"""The paper's table: per model and number of shots a block, every method on every dataset, and the averages."""
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from lm_eval_proca.report.datasets import Dataset, Measurement, averaged_datasets
 from lm_eval_proca.report.results import Notice, short_task_name
+from lm_eval_proca.statistics import mean, standard_deviation
 
 RAW_METHOD = "raw"
 METHOD_ORDER = (RAW_METHOD, "conca", "bc", "bc-g", "proca-g", "proca")
 DECIMALS = 1
 """Of the per cent shown; what looks equal in a table is equally best."""
+
+Seed = int | None
+Seeds = Mapping[Dataset, Collection[Seed]]
 
 
 def method_order(method: str) -> tuple[int, str]:
@@ -20,30 +23,24 @@ def method_order(method: str) -> tuple[int, str]:
     return (METHOD_ORDER.index(method) if method in METHOD_ORDER else len(METHOD_ORDER), method)
 
 
-def mean_of(values: Iterable[float]) -> float:
-    """Rounded far below what anybody reads, so that equal means are equal: a rank or a win must not hang on a bit."""
-    return round(statistics.fmean(values), 12)
-
-
 @dataclass(frozen=True)
-class Score:
-    """One cell: the accuracy of a method on a dataset under each seed."""
+class Accuracy:
+    """Of one method on one dataset, under each seed; `fewer_seeds` if other results with as many shots have more."""
 
-    by_seed: Mapping[int | None, Measurement]
+    by_seed: Mapping[Seed, Measurement]
     fewer_seeds: bool
 
     @property
-    def values(self) -> list[float]:
-        return [one.accuracy for one in self.by_seed.values()]
+    def values(self) -> dict[Seed, float]:
+        return {seed: one.accuracy for seed, one in self.by_seed.items()}
 
     @property
     def mean(self) -> float:
-        return mean_of(self.values)
+        return mean(self.values.values())
 
     @property
     def sd(self) -> float | None:
-        """Sample standard deviation; one seed has no spread to speak of."""
-        return statistics.stdev(self.values) if len(self.values) > 1 else None
+        return standard_deviation(list(self.values.values()))
 
 
 @dataclass(frozen=True)
@@ -71,16 +68,35 @@ class Block:
     shots: int
     averaged: Sequence[Dataset]
     methods: Sequence[str]
-    scores: Mapping[tuple[str, Dataset], Score]
-    averages: Mapping[str, Average]
+    accuracies: Mapping[tuple[str, Dataset], Accuracy]
+    tasks: int
+    """How many are compared, with any number of shots."""
+
+    def seeds_of(self, dataset: Dataset) -> set[Seed]:
+        return {seed for (_, of), accuracy in self.accuracies.items() if of == dataset for seed in accuracy.by_seed}
+
+    def average(self, method: str, seeds: Seeds | None = None) -> Average:
+        """Over all seeds of each dataset, or over these, of which none may be missing."""
+        present = {d: self.accuracies[method, d] for d in self.averaged if (method, d) in self.accuracies}
+        chosen = seeds or {dataset: list(accuracy.by_seed) for dataset, accuracy in present.items()}
+        complete = len(present) == len(self.averaged) and all(
+            chosen[dataset] and set(chosen[dataset]) <= set(accuracy.by_seed) for dataset, accuracy in present.items()
+        )
+        means = [mean(a.values[seed] for seed in chosen[d]) for d, a in present.items()] if complete else []
+        return Average(
+            mean=mean(means) if means else None,
+            present=len(present),
+            expected=self.tasks,
+            fewer_seeds=any(a.fewer_seeds or len(chosen[d]) < len(a.by_seed) for d, a in present.items()),
+        )
 
     def best(self, dataset: Dataset | None) -> set[str]:
         """The methods in bold for a dataset, or for the average (None)."""
         shown = {}
         for method in self.methods:
-            score = self.averages[method] if dataset is None else self.scores.get((method, dataset))
-            if score is not None and score.mean is not None:
-                shown[method] = round(100 * score.mean, DECIMALS)
+            found = self.average(method) if dataset is None else self.accuracies.get((method, dataset))
+            if found is not None and found.mean is not None:
+                shown[method] = round(100 * found.mean, DECIMALS)
         return {method for method, value in shown.items() if len(shown) > 1 and value == max(shown.values())}
 
 
@@ -92,33 +108,36 @@ def blocks_of(measurements: Sequence[Measurement]) -> tuple[list[Block], list[No
     for shots in sorted({one.run.shots for one in measurements}):
         of_shots = [one for one in measurements if one.run.shots == shots]
         averaged = averaged_datasets(of_shots)
+        all_seeds = {one.run.seed for one in of_shots}
+        of_models: dict[str, list[Measurement]] = {}
+        for one in sorted(of_shots, key=lambda one: (one.run.model, -1 if one.run.seed is None else one.run.seed)):
+            of_models.setdefault(one.run.model, []).append(one)
+        of_this = [_block(model, averaged, len(tasks), all_seeds, found) for model, found in of_models.items()]
         notices += _not_run(shots, averaged, sorted(tasks.values()))
-        for model in sorted({one.run.model for one in of_shots}):
-            of_model = [one for one in of_shots if one.run.model == model]
-            block = _block(model, shots, averaged, len(tasks), of_model)
-            blocks.append(block)
-            notices += _missing(block)
+        notices += [notice for block in of_this for notice in _missing(block)]
+        notices += _unequal_seeds(shots, of_this)
+        blocks += of_this
     return blocks, notices
 
 
-def _block(model: str, shots: int, averaged: Sequence[Dataset], tasks: int, of_model: Sequence[Measurement]) -> Block:
-    all_seeds = {one.run.seed for one in of_model}
-    cells: dict[tuple[str, Dataset], dict[int | None, Measurement]] = {}
-    for one in sorted(of_model, key=lambda one: -1 if one.run.seed is None else one.run.seed):
-        cells.setdefault((one.method, one.dataset), {})[one.run.seed] = one
-    scores = {cell: Score(by_seed, fewer_seeds=set(by_seed) != all_seeds) for cell, by_seed in cells.items()}
-    methods = sorted({method for method, _ in scores}, key=method_order)
-    averages = {}
-    for method in methods:
-        present = [scores[method, dataset] for dataset in averaged if (method, dataset) in scores]
-        complete = len(present) == len(averaged)
-        averages[method] = Average(
-            mean=mean_of(score.mean for score in present) if complete else None,
-            present=len(present),
-            expected=tasks,
-            fewer_seeds=any(score.fewer_seeds for score in present),
-        )
-    return Block(model, shots, averaged, methods, scores, averages)
+def _block(
+    model: str, averaged: Sequence[Dataset], tasks: int, all_seeds: set[Seed], of_model: Sequence[Measurement]
+) -> Block:
+    by_seed: dict[tuple[str, Dataset], dict[Seed, Measurement]] = {}
+    for one in of_model:
+        by_seed.setdefault((one.method, one.dataset), {})[one.run.seed] = one
+    accuracies = {key: Accuracy(found, fewer_seeds=set(found) != all_seeds) for key, found in by_seed.items()}
+    methods = sorted({method for method, _ in accuracies}, key=method_order)
+    return Block(model, of_model[0].run.shots, averaged, methods, accuracies, tasks)
+
+
+def common_seeds(blocks: Sequence[Block]) -> dict[Dataset, list[Seed]]:
+    """Per averaged dataset the seeds that every model has which has the dataset: averages over these are comparable."""
+    common = {}
+    for dataset in blocks[0].averaged:
+        seeds = [found for block in blocks if (found := block.seeds_of(dataset))]
+        common[dataset] = [seed for seed in seeds[0] if all(seed in others for others in seeds)]
+    return common
 
 
 def _not_run(shots: int, averaged: Sequence[Dataset], one_per_task: Sequence[Dataset]) -> Iterable[Notice]:
@@ -135,7 +154,7 @@ def _not_run(shots: int, averaged: Sequence[Dataset], one_per_task: Sequence[Dat
 def _missing(block: Block) -> Iterable[Notice]:
     by_gap: dict[tuple[str, ...], list[str]] = {}
     for method in block.methods:
-        gap = tuple(dataset.name for dataset in block.averaged if (method, dataset) not in block.scores)
+        gap = tuple(dataset.name for dataset in block.averaged if (method, dataset) not in block.accuracies)
         if gap:
             by_gap.setdefault(gap, []).append(method)
     for gap, methods in by_gap.items():
@@ -144,9 +163,28 @@ def _missing(block: Block) -> Iterable[Notice]:
             "missing",
             f"{block.model}, {block.shots} shots{who}: no result for {', '.join(gap)}, so its average is left out.",
         )
-    fewer = {dataset.name for (_, dataset), score in block.scores.items() if score.fewer_seeds}
+    own = {seed for accuracy in block.accuracies.values() for seed in accuracy.by_seed}
+    fewer = {dataset.name for (_, dataset), accuracy in block.accuracies.items() if set(accuracy.by_seed) != own}
     if fewer:
         yield Notice(
             "missing",
             f"{block.model}, {block.shots} shots: fewer seeds (†) for {', '.join(sorted(fewer))} than for the rest.",
         )
+
+
+def _unequal_seeds(shots: int, blocks: Sequence[Block]) -> Iterable[Notice]:
+    """Models with different seeds, once for all datasets with the same ones."""
+    alike: dict[str, list[str]] = {}
+    for dataset, common in common_seeds(blocks).items():
+        seeds = {block.model: found for block in blocks if (found := block.seeds_of(dataset))}
+        if len(set(map(frozenset, seeds.values()))) > 1:
+            whose = "; ".join(f"{model}: {_in_words(found)}" for model, found in seeds.items())
+            so = f"over the common ones, {_in_words(common)}" if common else "left out, as none is common to all"
+            text = f"models have different seeds ({whose}), so ranks and averages in the leaderboard are {so}."
+            alike.setdefault(text, []).append(dataset.name)
+    for text, names in alike.items():
+        yield Notice("differing", f"{', '.join(names)}, {shots} shots: {text}")
+
+
+def _in_words(seeds: Iterable[Seed]) -> str:
+    return ", ".join(sorted(map(str, seeds), key=lambda seed: (len(seed), seed)))

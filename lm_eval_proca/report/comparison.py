@@ -11,7 +11,7 @@ from lm_eval_proca.errors import ResultsError
 from lm_eval_proca.report.answers import Correct, read_correct
 from lm_eval_proca.report.blocks import Block, blocks_of, method_order
 from lm_eval_proca.report.datasets import Dataset, Measurement, measurements_of
-from lm_eval_proca.report.leaderboard import Comparison, Leaderboard, Row, Tally, leaderboard
+from lm_eval_proca.report.leaderboard import Comparison, Leaderboard, Standing, Tally, leaderboard
 from lm_eval_proca.report.results import Notice, read_results, short_model_names
 
 
@@ -47,7 +47,7 @@ class Report:
         """Columns of one model's table: all it has, and those its averages lack."""
         found: set[Dataset] = set()
         for block in self.blocks_of(model):
-            found |= {dataset for _, dataset in block.scores} | set(block.averaged)
+            found |= {dataset for _, dataset in block.accuracies} | set(block.averaged)
         return sorted(found)
 
 
@@ -117,18 +117,18 @@ def as_dict(report: Report) -> dict[str, Any]:
         "format": "lm-eval-proca compare 1",
         "models": [{"name": model, "full_name": report.full_names[model]} for model in report.models],
         "methods": report.methods,
-        "cells": [cell for block in report.blocks for cell in _cells(block)],
+        "accuracies": [one for block in report.blocks for one in _accuracies(block)],
         "leaderboards": [_leaderboard(board) for board in report.leaderboards],
         "notices": [notice._asdict() for notice in report.notices],
     }
 
 
-def _cells(block: Block) -> Iterable[dict[str, Any]]:
-    columns = sorted({dataset for _, dataset in block.scores} | set(block.averaged))
+def _accuracies(block: Block) -> Iterable[dict[str, Any]]:
+    columns = sorted({dataset for _, dataset in block.accuracies} | set(block.averaged))
     for dataset in columns:
         best = block.best(dataset)
         for method in block.methods:
-            score = block.scores.get((method, dataset))
+            found = block.accuracies.get((method, dataset))
             yield {
                 "model": block.model,
                 "shots": block.shots,
@@ -136,10 +136,10 @@ def _cells(block: Block) -> Iterable[dict[str, Any]]:
                 "dataset": dataset.name,
                 "task": dataset.task,
                 "in_average": dataset in block.averaged,
-                "mean": score and score.mean,
-                "sd": score and score.sd,
-                "by_seed": score and {str(seed): one.accuracy for seed, one in score.by_seed.items()},
-                "fewer_seeds": bool(score and score.fewer_seeds),
+                "mean": found and found.mean,
+                "sd": found and found.sd,
+                "by_seed": found and {str(seed): value for seed, value in found.values.items()},
+                "fewer_seeds": bool(found and found.fewer_seeds),
                 "best": method in best,
             }
 
@@ -148,7 +148,7 @@ def _leaderboard(board: Leaderboard) -> dict[str, Any]:
     return {
         "shots": board.shots,
         "datasets": [dataset.name for dataset in board.datasets],
-        "rows": [_row(row) for row in board.rows],
+        "standings": [_standing(one) for one in board.standings],
         "order_changes": [
             {"method": one.method, "raw_order": one.raw_order, "order": one.order, "kendall_tau": one.tau}
             for one in board.order_changes
@@ -156,22 +156,22 @@ def _leaderboard(board: Leaderboard) -> dict[str, Any]:
     }
 
 
-def _row(row: Row) -> dict[str, Any]:
+def _standing(one: Standing) -> dict[str, Any]:
     return {
-        "model": row.model,
-        "method": row.method,
-        "rank": row.rank,
-        "model_rank": row.model_rank,
-        "average": row.average.mean,
-        "datasets": row.average.present,
-        "of": row.average.expected,
-        "fewer_seeds": row.average.fewer_seeds,
-        "gain": row.gain,
-        "against_raw": _tally(row.raw_tally) and {**_tally(row.raw_tally), "tests": _tests(row.against_raw)},
-        "against_models": _tally(row.model_tally)
+        "model": one.model,
+        "method": one.method,
+        "rank": one.rank,
+        "model_rank": one.model_rank,
+        "average": one.average.mean,
+        "datasets": one.average.present,
+        "of": one.average.expected,
+        "fewer_seeds": one.average.fewer_seeds,
+        "gain": one.gain,
+        "against_raw": _tally(one.raw_tally) and {**_tally(one.raw_tally), "tests": _tests(one.against_raw)},
+        "against_models": _tally(one.model_tally)
         and {
-            **_tally(row.model_tally),
-            "tests": {other: _tests(comparisons) for other, comparisons in row.against_models.items()},
+            **_tally(one.model_tally),
+            "tests": {other: _tests(comparisons) for other, comparisons in one.against_models.items()},
         },
     }
 

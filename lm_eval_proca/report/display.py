@@ -1,8 +1,8 @@
 """What all figures share: the display object, one look, one colour per method.
 
-A display is an object in the manner of scikit-learn's `CalibrationDisplay`: made from the rows of an analysis
-(`from_rows`), drawn with `plot(ax=None)`, after which it keeps `ax_` (an array of axes where a figure has several
-panels) and `figure_`. matplotlib is imported when something is drawn.
+A display is an object in the manner of scikit-learn's `CalibrationDisplay`: made from what an analysis observed, drawn
+with `plot(ax=None)`, after which it keeps `ax_` (an array of axes where a figure has several panels) and
+`figure_`. matplotlib is imported when something is drawn.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import numpy as np
 
 from lm_eval_proca.errors import ProcaError
 from lm_eval_proca.report.results import short_task_name
+from lm_eval_proca.statistics import Observation, mean, standard_deviation
 
-Row = dict[str, Any]
 D = TypeVar("D", bound="Display")
 
 METHODS = {"none": "raw", "conca": "ConCa", "bc": "BC", "proca": "ProCa"}
@@ -53,7 +53,7 @@ class MissingMatplotlib(ProcaError, ImportError):
 
 
 class Display(ABC):
-    """Rows of one analysis, and how they are drawn.
+    """What one analysis observed, and how it is drawn.
 
     Attributes
     ----------
@@ -66,15 +66,10 @@ class Display(ABC):
     panel_size: ClassVar[tuple[float, float]] = (3.6, 3.0)
     shared_legend: ClassVar[bool] = True
 
-    def __init__(self, rows: Sequence[Row]) -> None:
-        if not rows:
-            raise ProcaError("There is nothing to draw: the analysis gave no rows.")
-        self.rows = list(rows)
-
-    @classmethod
-    def from_rows(cls: type[D], rows: Sequence[Row]) -> D:
-        """Make the display from the rows that its analysis returned."""
-        return cls(rows)
+    def __init__(self, observed: Sequence[Observation]) -> None:
+        if not observed:
+            raise ProcaError("There is nothing to draw: the analysis observed nothing.")
+        self.observed = list(observed)
 
     def panels(self) -> list[Any]:
         """What each panel is about; one panel unless a display says otherwise."""
@@ -122,8 +117,8 @@ class Display(ABC):
 
     def footnote(self) -> str:
         """What the figure rests on: models, and evaluation rows per run, which may have been limited."""
-        models = ", ".join(distinct(str(row["model"]) for row in self.rows))
-        sizes = sorted({row["eval_rows"] for row in self.rows})
+        models = ", ".join(distinct(str(one["model"]) for one in self.observed))
+        sizes = sorted({one["eval_rows"] for one in self.observed})
         return f"{models}; {sizes[0]}{f' to {sizes[-1]}' if len(sizes) > 1 else ''} evaluation rows per run"
 
     def save(self, path: str | os.PathLike[str]) -> Path:
@@ -145,30 +140,41 @@ def pyplot() -> Any:
     return plt
 
 
-def lines_with_spread(ax: Any, rows: Sequence[Row], key: str) -> None:
+def spread_of(groups: Iterable[Sequence[float]]) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation of each group in per cent; what has no spread (one value) is not drawn."""
+    pairs = [(mean(group), standard_deviation(group)) for group in groups]
+    means, deviations = np.array(pairs, dtype=float).T * 100
+    return means, deviations
+
+
+def accuracies_by(observed: Iterable[Observation], method: str, key: str, places: Iterable[Any]) -> list[list[float]]:
+    """The accuracies of a method at each place along `key`."""
+    of_method = [one for one in observed if one["calibrator"] == method]
+    return [[one["accuracy"] for one in of_method if one[key] == place] for place in places]
+
+
+def lines_with_spread(ax: Any, observed: Sequence[Observation], key: str) -> None:
     """Mean over everything else per method along `key`, with a band of one standard deviation."""
-    methods = methods_of(rows)
-    places = sorted({row[key] for row in rows})
+    methods = methods_of(observed)
+    places = sorted({one[key] for one in observed})
     for method in methods:
-        groups = [percent([r["accuracy"] for r in rows if r["calibrator"] == method and r[key] == p]) for p in places]
-        mean, spread = np.array([average(g) for g in groups]), np.array([np.std(g) for g in groups])
+        means, spread = spread_of(accuracies_by(observed, method, key, places))
         colour = colour_of(method, methods)
         line = "--" if method in ("none", "conca") else "-"
-        ax.plot(
-            places, mean, line, marker="o" if line == "-" else None, markersize=3.5, color=colour, label=name_of(method)
-        )
-        ax.fill_between(places, mean - spread, mean + spread, color=colour, alpha=0.15, linewidth=0)
+        marker = "o" if line == "-" else None
+        ax.plot(places, means, line, marker=marker, markersize=3.5, color=colour, label=name_of(method))
+        ax.fill_between(places, means - spread, means + spread, color=colour, alpha=0.15, linewidth=0)
 
 
-def dots_with_spread(ax: Any, rows: Sequence[Row], key: str, places: Sequence[Any]) -> None:
+def dots_with_spread(ax: Any, observed: Sequence[Observation], key: str, places: Sequence[Any]) -> None:
     """Mean and one standard deviation per method and place, side by side."""
-    methods = methods_of(rows)
+    methods = methods_of(observed)
     for k, method in enumerate(methods):
-        groups = [percent([r["accuracy"] for r in rows if r["calibrator"] == method and r[key] == p]) for p in places]
+        means, spread = spread_of(accuracies_by(observed, method, key, places))
         ax.errorbar(
             np.arange(len(places)) + (k - (len(methods) - 1) / 2) * 0.16,
-            [average(group) for group in groups],
-            yerr=[np.std(group) for group in groups],
+            means,
+            yerr=spread,
             fmt="o",
             markersize=5,
             capsize=3,
@@ -179,9 +185,9 @@ def dots_with_spread(ax: Any, rows: Sequence[Row], key: str, places: Sequence[An
     ax.grid(axis="x", visible=False)
 
 
-def methods_of(rows: Iterable[Row]) -> list[str]:
-    """The methods of the rows: ours in one order everywhere, then others as they come."""
-    found = distinct(row["calibrator"] for row in rows)
+def methods_of(observed: Iterable[Observation]) -> list[str]:
+    """The methods observed: ours in one order everywhere, then others as they come."""
+    found = distinct(one["calibrator"] for one in observed)
     return [name for name in METHODS if name in found] + [name for name in found if name not in METHODS]
 
 
@@ -194,13 +200,13 @@ def name_of(method: str) -> str:
     return METHODS.get(method, method)
 
 
-def prompt_of(row: Row) -> tuple[Any, ...]:
-    return (row["model"], row["task"], row["num_fewshot"], row["seed"])
+def prompt_of(one: Observation) -> tuple[Any, ...]:
+    return (one["model"], one["task"], one["num_fewshot"], one["seed"])
 
 
-def titles_of(rows: Iterable[Row]) -> dict[tuple[Any, ...], str]:
-    """What tells the prompts of some rows apart; the model is named only if there are several."""
-    prompts = distinct(map(prompt_of, rows))
+def titles_of(observed: Iterable[Observation]) -> dict[tuple[Any, ...], str]:
+    """What tells prompts apart; the model is named only if there are several."""
+    prompts = distinct(map(prompt_of, observed))
     several = len({model for model, *_ in prompts}) > 1
     return {
         prompt: f"{prompt[0]}, " * several + f"{short_name(prompt[1])}, {prompt[2]}-shot, seed {prompt[3]}"
@@ -217,10 +223,6 @@ T = TypeVar("T", bound=Hashable)
 
 def distinct(values: Iterable[T]) -> list[T]:
     return list(dict.fromkeys(values))
-
-
-def average(values: Iterable[float]) -> float:
-    return float(np.mean(list(values)))
 
 
 def percent(values: Sequence[float]) -> list[float]:

@@ -1,4 +1,4 @@
-"""The paper's figures, one display each, made from the rows of the analysis of the same name."""
+"""The paper's figures, one display each, made from what the analysis of the same name observed."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from lm_eval_proca.report.display import (
     CLASS_COLOURS,
     COLOURS,
     Display,
-    Row,
-    average,
+    accuracies_by,
     colour_of,
     distinct,
     dots_with_spread,
@@ -24,8 +23,10 @@ from lm_eval_proca.report.display import (
     probability_ticks,
     prompt_of,
     short_name,
+    spread_of,
     titles_of,
 )
+from lm_eval_proca.statistics import Observation, mean
 
 
 class BoundaryDisplay(Display):
@@ -37,13 +38,9 @@ class BoundaryDisplay(Display):
     panel_size = (4.2, 3.4)
     shared_legend = False
 
-    def __init__(self, rows: Sequence[Row], clouds: Sequence[Row]) -> None:
-        super().__init__(rows)
+    def __init__(self, observed: Sequence[Observation], clouds: Sequence[Observation]) -> None:
+        super().__init__(observed)
         self.clouds = list(clouds)
-
-    @classmethod
-    def from_rows(cls, rows: Sequence[Row], clouds: Sequence[Row] = ()) -> BoundaryDisplay:
-        return cls(rows, clouds)
 
     def panels(self) -> list[Any]:
         return [*distinct(map(prompt_of, self.clouds)), None]
@@ -57,10 +54,10 @@ class BoundaryDisplay(Display):
     def _draw_clouds(self, ax: Any, prompt: tuple[Any, ...]) -> None:
         from scipy.stats import gaussian_kde
 
-        cloud = [row for row in self.clouds if prompt_of(row) == prompt]
-        odds = log_odds([row["p_positive"] for row in cloud])
-        label = np.array([row["label"] for row in cloud])
-        words = {row["label"]: row["word"].strip() for row in cloud}
+        cloud = [one for one in self.clouds if prompt_of(one) == prompt]
+        odds = log_odds([one["p_positive"] for one in cloud])
+        label = np.array([one["label"] for one in cloud])
+        words = {one["label"]: one["word"].strip() for one in cloud}
         low, high = min(odds.min(), 0.0), max(odds.max(), 0.0)
         line = np.linspace(low - 0.08 * (high - low), high + 0.08 * (high - low), 400)
         jitter = np.random.default_rng(0)
@@ -74,10 +71,10 @@ class BoundaryDisplay(Display):
             points = odds[label == k][:400]
             height = -top * (0.06 + 0.1 * k + 0.07 * jitter.random(len(points)))
             ax.scatter(points, height, s=4, color=colour, alpha=0.4, linewidths=0)
-        for row in self.rows:
-            if prompt_of(row) == prompt and row["calibrator"] in ("none", "proca"):
-                conventional = row["calibrator"] == "none"
-                for k, boundary in enumerate(row["boundaries"]):
+        for one in self.observed:
+            if prompt_of(one) == prompt and one["calibrator"] in ("none", "proca"):
+                conventional = one["calibrator"] == "none"
+                for k, boundary in enumerate(one["boundaries"]):
                     name = "conventional boundary" if conventional else "ProCa's boundary"
                     ax.axvline(
                         log_odds([boundary])[0],
@@ -93,17 +90,17 @@ class BoundaryDisplay(Display):
         ax.set_ylim(-0.28 * top, 1.9 * top)
         ax.set_xlabel(f"P({words.get(1, 'positive')}), log-odds scale")
         ax.set_ylabel("density")
-        ax.set_title(titles_of(self.rows)[prompt])
+        ax.set_title(titles_of(self.observed)[prompt])
         ax.legend(loc="upper left", ncols=1)
 
     def _draw_bars(self, ax: Any) -> None:
-        prompts = distinct(map(prompt_of, self.rows))
-        methods = methods_of(self.rows)
+        prompts = distinct(map(prompt_of, self.observed))
+        methods = methods_of(self.observed)
         width = 0.8 / len(methods)
         for k, method in enumerate(methods):
             heights = [
-                average(
-                    row["accuracy"] for row in self.rows if prompt_of(row) == prompt and row["calibrator"] == method
+                mean(
+                    one["accuracy"] for one in self.observed if prompt_of(one) == prompt and one["calibrator"] == method
                 )
                 for prompt in prompts
             ]
@@ -112,7 +109,7 @@ class BoundaryDisplay(Display):
                 places, percent(heights), width * 0.92, color=colour_of(method, methods), label=name_of(method)
             )
             ax.bar_label(bars, fmt="%.0f", fontsize=8, padding=1)
-        ax.set_xticks(range(len(prompts)), [title.replace(", ", "\n") for title in titles_of(self.rows).values()])
+        ax.set_xticks(range(len(prompts)), [title.replace(", ", "\n") for title in titles_of(self.observed).values()])
         ax.grid(axis="x", visible=False)
         ax.set_ylim(0, 122)  # room for the legend
         ax.set_yticks(range(0, 101, 20))
@@ -130,15 +127,15 @@ class ThresholdDisplay(Display):
     shared_legend = False
 
     def plot(self, ax: Any = None) -> ThresholdDisplay:
-        self.panel_size = (9.0, 1.4 + 0.42 * len(titles_of(self.rows)))  # type: ignore[misc]
+        self.panel_size = (9.0, 1.4 + 0.42 * len(titles_of(self.observed)))  # type: ignore[misc]
         return super().plot(ax)
 
     def draw(self, ax: Any, panel: Any) -> None:
         from matplotlib.patches import Rectangle
 
-        titles = titles_of(self.rows)
-        thresholds = sorted({row["threshold"] for row in self.rows})
-        accuracy = {(prompt_of(row), row["threshold"]): row["accuracy"] for row in self.rows}
+        titles = titles_of(self.observed)
+        thresholds = sorted({one["threshold"] for one in self.observed})
+        accuracy = {(prompt_of(one), one["threshold"]): one["accuracy"] for one in self.observed}
         grid = np.array([[accuracy[prompt, threshold] for threshold in thresholds] for prompt in titles]) * 100
         image = ax.imshow(grid, aspect="auto", cmap="YlGnBu", interpolation="nearest")
         ax.grid(visible=False)
@@ -148,11 +145,11 @@ class ThresholdDisplay(Display):
         )
         remarks = []
         for k, prompt in enumerate(titles):
-            row = next(row for row in self.rows if prompt_of(row) == prompt)
-            for boundary in row["proca_boundaries"]:
+            one = next(one for one in self.observed if prompt_of(one) == prompt)
+            for boundary in one["proca_boundaries"]:
                 place = np.interp(log_odds([boundary])[0], log_odds(thresholds), np.arange(len(thresholds)))
                 ax.plot([place, place], [k - 0.45, k + 0.45], color=COLOURS["proca"], linewidth=3)
-            at = (row["conventional_accuracy"], row["proca_accuracy"], row["best_accuracy"])
+            at = (one["conventional_accuracy"], one["proca_accuracy"], one["best_accuracy"])
             remarks.append("at 0.5: {:.0f}, ProCa: {:.0f}, best: {:.0f}".format(*percent(at)))
         ticks = probability_ticks(*log_odds([thresholds[0], thresholds[-1]]))
         ax.set_xticks(
@@ -174,8 +171,8 @@ class TemplateDisplay(Display):
     panel_size = (9.0, 3.6)
 
     def draw(self, ax: Any, panel: Any) -> None:
-        tasks = distinct(row["task"] for row in self.rows)
-        dots_with_spread(ax, self.rows, "task", tasks)
+        tasks = distinct(one["task"] for one in self.observed)
+        dots_with_spread(ax, self.observed, "task", tasks)
         ax.set_xticks(range(len(tasks)), [short_name(task) for task in tasks])
         ax.set_ylabel("accuracy (%)")
 
@@ -186,13 +183,13 @@ class ImbalanceDisplay(Display):
     panel_size = (4.4, 3.4)
 
     def panels(self) -> list[Any]:
-        return distinct(row["task"] for row in self.rows)
+        return distinct(one["task"] for one in self.observed)
 
     def draw(self, ax: Any, panel: Any) -> None:
-        rows = [row for row in self.rows if row["task"] == panel]
-        lines_with_spread(ax, rows, "positives")
+        observed = [one for one in self.observed if one["task"] == panel]
+        lines_with_spread(ax, observed, "positives")
         ax.set_title(short_name(panel))
-        ax.set_xticks(sorted({row["positives"] for row in rows}))
+        ax.set_xticks(sorted({one["positives"] for one in observed}))
         ax.set_xlabel("proportion of positives in the estimate set")
         ax.set_ylabel("accuracy (%)")
 
@@ -203,18 +200,15 @@ class ProportionDisplay(Display):
     panel_size = (11.0, 3.8)
 
     def draw(self, ax: Any, panel: Any) -> None:
-        shots = max(row["num_fewshot"] for row in self.rows)
-        positives = sorted({row["positives"] for row in self.rows})
-        methods = methods_of(self.rows)
+        shots = max(one["num_fewshot"] for one in self.observed)
+        positives = sorted({one["positives"] for one in self.observed})
+        methods = methods_of(self.observed)
         width = 0.82 / len(methods)
         for k, method in enumerate(methods):
-            groups = [
-                percent([row["accuracy"] for row in self.rows if row["calibrator"] == method and row["positives"] == p])
-                for p in positives
-            ]
+            groups = accuracies_by(self.observed, method, "positives", positives)
             colour = colour_of(method, methods)
             boxes = ax.boxplot(
-                groups,
+                [percent(group) for group in groups],
                 positions=np.arange(len(positives)) + (k - (len(methods) - 1) / 2) * width,
                 widths=width * 0.8,
                 patch_artist=True,
@@ -237,13 +231,13 @@ class SizeDisplay(Display):
     """Figure 7: accuracy over the size of the estimate set, one panel per task."""
 
     def panels(self) -> list[Any]:
-        return distinct(row["task"] for row in self.rows)
+        return distinct(one["task"] for one in self.observed)
 
     def draw(self, ax: Any, panel: Any) -> None:
-        rows = [row for row in self.rows if row["task"] == panel]
-        lines_with_spread(ax, rows, "estimate_size")
+        observed = [one for one in self.observed if one["task"] == panel]
+        lines_with_spread(ax, observed, "estimate_size")
         ax.set_xscale("log")
-        sizes = sorted({row["estimate_size"] for row in rows})
+        sizes = sorted({one["estimate_size"] for one in observed})
         ax.set_xticks(sizes[::3], [str(size) for size in sizes[::3]])
         ax.minorticks_off()
         ax.set_title(short_name(panel))
@@ -257,41 +251,37 @@ class AblationDisplay(Display):
     panel_size = (3.8, 3.2)
     colours: ClassVar[tuple[str, ...]] = ("#b9c4cf", "#6fb7a0", "#009e73")
 
-    def __init__(self, rows: Sequence[Row], parameter: str) -> None:
-        super().__init__(rows)
+    def __init__(self, observed: Sequence[Observation], parameter: str) -> None:
+        super().__init__(observed)
         self.parameter = parameter
 
-    @classmethod
-    def from_rows(cls, rows: Sequence[Row], parameter: str = "features") -> AblationDisplay:
-        return cls(rows, parameter)
-
     def panels(self) -> list[Any]:
-        return distinct(row["task"] for row in self.rows)
+        return distinct(one["task"] for one in self.observed)
 
     def draw(self, ax: Any, panel: Any) -> None:
-        rows = [row for row in self.rows if row["task"] == panel]
-        shots = sorted({row["num_fewshot"] for row in rows})
-        values = distinct(row[self.parameter] for row in self.rows)
+        observed = [one for one in self.observed if one["task"] == panel]
+        shots = sorted({one["num_fewshot"] for one in observed})
+        values = distinct(one[self.parameter] for one in self.observed)
         width = 0.8 / len(values)
         for k, value in enumerate(values):
             groups = [
-                percent([row["accuracy"] for row in rows if row["num_fewshot"] == n and row[self.parameter] == value])
+                [one["accuracy"] for one in observed if one["num_fewshot"] == n and one[self.parameter] == value]
                 for n in shots
             ]
+            means, spread = spread_of(groups)
             places = np.arange(len(shots)) + (k - (len(values) - 1) / 2) * width
-            means = [average(group) for group in groups]
             ax.bar(
                 places,
                 means,
                 width * 0.92,
-                yerr=[np.std(group) for group in groups],
+                yerr=spread,
                 capsize=2,
                 error_kw={"elinewidth": 1, "ecolor": "#555555"},
                 color=self.colours[k % len(self.colours)],
                 label=value.replace("_", " "),
             )
-            for place, mean in zip(places, means, strict=True):
-                ax.text(place, 2, f"{mean:.0f}", ha="center", fontsize=8)
+            for place, height in zip(places, means, strict=True):
+                ax.text(place, 2, f"{height:.0f}", ha="center", fontsize=8)
         ax.set_xticks(range(len(shots)), [f"{n}-shot" for n in shots])
         ax.grid(axis="x", visible=False)
         ax.set_ylim(0, 102)

@@ -1,20 +1,23 @@
-"""The leaderboard of one number of shots: ranks, gains, wins and losses, and how the order of models changes."""
+"""The leaderboard of one number of shots: ranks, gains, wins and losses, and how the order of models changes.
+
+Nothing is compared over different seeds. Averages, and with them ranks and orders, are over the seeds that all models
+have; a gain, a win or a loss is over the seeds that its two sides have, and so is its test.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import numpy as np
-from scipy.stats import kendalltau
 
 from lm_eval_proca.report.answers import Correct
-from lm_eval_proca.report.blocks import RAW_METHOD, Average, Block, Score
+from lm_eval_proca.report.blocks import RAW_METHOD, Accuracy, Average, Block, common_seeds
 from lm_eval_proca.report.datasets import Dataset, Measurement
-from lm_eval_proca.report.paired_test import PairedTest, holm, paired_test
+from lm_eval_proca.statistics import PairedTest, holm, kendall_tau, mean, on_common_seeds, paired_test
 
 LEVEL = 0.05
 
@@ -23,7 +26,7 @@ K = TypeVar("K")
 
 @dataclass(frozen=True)
 class Comparison:
-    """A against B on one dataset; `test` is None where the documents of both are not logged."""
+    """A against B on one dataset, over the seeds that both have; `test` is None where documents are not logged."""
 
     dataset: Dataset
     difference: float
@@ -56,7 +59,7 @@ class Tally:
 
 
 @dataclass(frozen=True)
-class Row:
+class Standing:
     """One model under one method."""
 
     model: str
@@ -95,7 +98,7 @@ class OrderChange:
 class Leaderboard:
     shots: int
     datasets: Sequence[Dataset]
-    rows: Sequence[Row]
+    standings: Sequence[Standing]
     order_changes: Sequence[OrderChange]
 
 
@@ -104,29 +107,31 @@ CorrectOf = Callable[[Measurement], "Correct | None"]
 
 def leaderboard(blocks: Sequence[Block], correct_of: CorrectOf) -> Leaderboard:
     """Rank the models of `blocks`, all of one number of shots. Only complete averages have a rank."""
-    averages = {(block.model, method): block.averages[method] for block in blocks for method in block.methods}
+    seeds = common_seeds(blocks)
+    averages = {(block.model, method): block.average(method, seeds) for block in blocks for method in block.methods}
     means = {key: average.mean for key, average in averages.items() if average.mean is not None}
     against_raw = _against_raw(blocks, correct_of)
     against_models = _against_models(blocks, correct_of)
-    rows = []
+    standings = []
     for (model, method), average in averages.items():
-        mean, raw = means.get((model, method)), means.get((model, RAW_METHOD))
-        rows.append(
-            Row(
+        own = means.get((model, method))
+        gains = [one.difference for one in against_raw.get((model, method), ())]
+        standings.append(
+            Standing(
                 model=model,
                 method=method,
                 average=average,
-                rank=_rank(mean, means.values()),
-                model_rank=_rank(mean, (value for (_, other), value in means.items() if other == method)),
-                gain=mean - raw if mean is not None and raw is not None and method != RAW_METHOD else None,
+                rank=_rank(own, means.values()),
+                model_rank=_rank(own, (value for (_, other), value in means.items() if other == method)),
+                gain=mean(gains) if len(gains) == len(blocks[0].averaged) else None,
                 against_raw=against_raw.get((model, method), ()),
                 against_models=against_models.get((model, method), {}),
             )
         )
-    rows.sort(key=lambda row: (row.rank or math.inf, row.model, row.method))
+    standings.sort(key=lambda standing: (standing.rank or math.inf, standing.model, standing.method))
     methods = dict.fromkeys(method for block in blocks for method in block.methods if method != RAW_METHOD)
     changes = [change for method in methods if (change := _order_change(method, means)) is not None]
-    return Leaderboard(blocks[0].shots, blocks[0].averaged, rows, changes)
+    return Leaderboard(blocks[0].shots, blocks[0].averaged, standings, changes)
 
 
 def _rank(mean: float | None, all_means: Iterable[float]) -> int | None:
@@ -139,84 +144,78 @@ def _order_change(method: str, means: Mapping[tuple[str, str], float]) -> OrderC
         return None
     raw = [means[model, RAW_METHOD] for model in models]
     calibrated = [means[model, method] for model in models]
-    tau = float(kendalltau(raw, calibrated).statistic)
-    return OrderChange(
-        method=method,
-        raw_order=_best_first(models, raw),
-        order=_best_first(models, calibrated),
-        tau=None if math.isnan(tau) else tau,
-    )
+    return OrderChange(method, _best_first(models, raw), _best_first(models, calibrated), kendall_tau(raw, calibrated))
 
 
 def _best_first(models: Sequence[str], means: Sequence[float]) -> list[list[str]]:
     places: dict[float, list[str]] = {}
-    for mean, model in sorted(zip(means, models, strict=True), key=lambda pair: (-pair[0], pair[1])):
-        places.setdefault(mean, []).append(model)
+    for average, model in sorted(zip(means, models, strict=True), key=lambda pair: (-pair[0], pair[1])):
+        places.setdefault(average, []).append(model)
     return list(places.values())
 
 
 def _against_raw(blocks: Sequence[Block], correct_of: CorrectOf) -> dict[tuple[str, str], list[Comparison]]:
-    found = {
-        (block.model, method): [
-            _compare(dataset, block.scores[method, dataset], block.scores[RAW_METHOD, dataset], correct_of)
-            for dataset in block.averaged
-            if (method, dataset) in block.scores and (RAW_METHOD, dataset) in block.scores
-        ]
-        for block in blocks
-        for method in block.methods
-        if method != RAW_METHOD
-    }
-    return _adjusted(found)
+    return _adjusted(
+        {
+            (block.model, method): _compare((block, method), (block, RAW_METHOD), correct_of)
+            for block in blocks
+            for method in block.methods
+            if method != RAW_METHOD
+        }
+    )
 
 
 def _against_models(
     blocks: Sequence[Block], correct_of: CorrectOf
 ) -> dict[tuple[str, str], dict[str, list[Comparison]]]:
-    found = {}
-    for a, b in itertools.combinations(blocks, 2):
-        for method in set(a.methods) & set(b.methods):
-            comparisons = [
-                _compare(dataset, a.scores[method, dataset], b.scores[method, dataset], correct_of)
-                for dataset in a.averaged
-                if (method, dataset) in a.scores and (method, dataset) in b.scores
-            ]
-            if comparisons:
-                found[a.model, b.model, method] = comparisons
+    found = {
+        (a.model, b.model, method): _compare((a, method), (b, method), correct_of)
+        for a, b in itertools.combinations(blocks, 2)
+        for method in a.methods
+        if method in b.methods
+    }
     both_ways: dict[tuple[str, str], dict[str, list[Comparison]]] = {}
     for (model, other, method), comparisons in _adjusted(found).items():
-        both_ways.setdefault((model, method), {})[other] = comparisons
-        both_ways.setdefault((other, method), {})[model] = [_mirrored(one) for one in comparisons]
+        if comparisons:
+            both_ways.setdefault((model, method), {})[other] = comparisons
+            both_ways.setdefault((other, method), {})[model] = [_mirrored(one) for one in comparisons]
     return both_ways
 
 
-def _compare(dataset: Dataset, a: Score, b: Score, correct_of: CorrectOf) -> Comparison:
-    """Means over all seeds of each; the test over the seeds that both have."""
+def _compare(a: tuple[Block, str], b: tuple[Block, str], correct_of: CorrectOf) -> list[Comparison]:
+    """A block's method against another's, on every averaged dataset for which they have a seed in common."""
+    comparisons = []
+    for dataset in a[0].averaged:
+        of_a, of_b = (block.accuracies.get((method, dataset)) for block, method in (a, b))
+        difference = on_common_seeds(of_a.values, of_b.values) if of_a and of_b else None
+        if of_a and of_b and difference is not None:
+            comparisons.append(Comparison(dataset, difference, _test(of_a, of_b, correct_of)))
+    return comparisons
+
+
+def _test(a: Accuracy, b: Accuracy, correct_of: CorrectOf) -> PairedTest | None:
     answers: list[tuple[np.ndarray, np.ndarray]] = []
     documents: set[str] = set()
     for seed in set(a.by_seed) & set(b.by_seed):
         of_a, of_b = a.by_seed[seed], b.by_seed[seed]
         correct_a, correct_b = correct_of(of_a), correct_of(of_b)
         if correct_a is None or correct_b is None:
-            return Comparison(dataset, a.mean - b.mean, None)
+            return None
         documents |= {correct_a.documents, correct_b.documents}
         answers.append((correct_a.by_filter[of_a.filter_name], correct_b.by_filter[of_b.filter_name]))
-    if len(documents) != 1:
-        return Comparison(dataset, a.mean - b.mean, None)
-    test = paired_test(np.stack([pair[0] for pair in answers]), np.stack([pair[1] for pair in answers]))
-    return Comparison(dataset, a.mean - b.mean, test)
+    return paired_test(*map(np.stack, zip(*answers, strict=True))) if len(documents) == 1 else None
 
 
 def _mirrored(one: Comparison) -> Comparison:
     test = one.test and one.test._replace(better=one.test.worse, worse=one.test.better)
-    return Comparison(one.dataset, -one.difference, test, one.p_holm)
+    return replace(one, difference=-one.difference, test=test)
 
 
 def _adjusted(families: Mapping[K, Sequence[Comparison]]) -> dict[K, list[Comparison]]:
     """All comparisons of one kind in a leaderboard are one family for Holm."""
-    tested = [one for comparisons in families.values() for one in comparisons if one.test is not None]
-    adjusted = holm([one.test.p_value for one in tested if one.test is not None])
-    p_holm = {id(one): p for one, p in zip(tested, adjusted, strict=True)}
+    p_values = [one.test.p_value for comparisons in families.values() for one in comparisons if one.test]
+    adjusted = iter(holm(p_values))
     return {
-        key: [Comparison(one.dataset, one.difference, one.test, p_holm.get(id(one))) for one in comparisons]
+        key: [replace(one, p_holm=next(adjusted) if one.test else None) for one in comparisons]
         for key, comparisons in families.items()
     }

@@ -86,10 +86,10 @@ function shorten(text, limit) {
 
 const widest = (texts) => Math.ceil(Math.max(...texts.map((text) => text.getComputedTextLength())));
 
-function drawModel(figure, model, cells) {
+function drawModel(figure, model, accuracies) {
   const method = choice.elements.method.value;
-  const datasets = [...new Set(cells.map((cell) => cell.dataset))];
-  const of = (dataset, name) => cells.find((cell) => cell.dataset === dataset && cell.method === name && cell.mean !== null);
+  const datasets = [...new Set(accuracies.map((one) => one.dataset))];
+  const of = (dataset, name) => accuracies.find((one) => one.dataset === dataset && one.method === name && one.mean !== null);
   const [width, rowHeight, top] = [Math.max(240, figure.clientWidth), 30, 20];
   const height = top + datasets.length * rowHeight + 4;
   const svg = draw(figure, "svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img",
@@ -119,12 +119,12 @@ function drawModel(figure, model, cells) {
     label.setAttribute("x", left - 10);
     values.setAttribute("x", right + 14);
     if (raw && calibrated) draw(row, "line", { class: "track", x1: x(raw.mean), x2: x(calibrated.mean), y1: y, y2: y });
-    for (const [cell, kind] of [[raw, "raw"], [calibrated, "calibrated"]]) {
-      if (!cell) continue;
-      for (const value of Object.values(cell.by_seed)) {
+    for (const [one, kind] of [[raw, "raw"], [calibrated, "calibrated"]]) {
+      if (!one) continue;
+      for (const value of Object.values(one.by_seed)) {
         draw(row, "line", { class: `seed ${kind}`, x1: x(value), x2: x(value), y1: y - 9, y2: y + 9 });
       }
-      draw(row, "circle", { class: kind, cx: x(cell.mean), cy: y, r: 5 });
+      draw(row, "circle", { class: kind, cx: x(one.mean), cy: y, r: 5 });
     }
   }
 }
@@ -133,7 +133,7 @@ function drawChart() {
   const shots = Number(choice.elements.shots.value);
   chart.replaceChildren();
   for (const name of data.models) {
-    if (!data.cells.some((cell) => cell.model === name && cell.shots === shots)) continue;
+    if (!data.accuracies.some((one) => one.model === name && one.shots === shots)) continue;
     const figure = document.createElement("figure");
     const caption = document.createElement("figcaption");
     caption.textContent = name;
@@ -142,7 +142,7 @@ function drawChart() {
   }
   for (const figure of chart.children) {
     const model = figure.firstChild.textContent;
-    drawModel(figure, model, data.cells.filter((cell) => cell.model === model && cell.shots === shots));
+    drawModel(figure, model, data.accuracies.filter((one) => one.model === model && one.shots === shots));
   }
 }
 

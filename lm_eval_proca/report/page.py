@@ -14,14 +14,15 @@ import re
 from collections.abc import Iterable, Sequence
 
 from lm_eval_proca import __version__
-from lm_eval_proca.report.blocks import RAW_METHOD, Block, Score
+from lm_eval_proca.report.blocks import RAW_METHOD, Accuracy, Block
 from lm_eval_proca.report.comparison import Report, as_dict
 from lm_eval_proca.report.datasets import Dataset
-from lm_eval_proca.report.leaderboard import Comparison, Leaderboard, Row
+from lm_eval_proca.report.leaderboard import Comparison, Leaderboard, Standing
 from lm_eval_proca.report.tables import (
     MISSING,
-    Cell,
+    Entry,
     Table,
+    accuracy_entry,
     accuracy_table,
     caption_once,
     leaderboard_caption,
@@ -29,7 +30,6 @@ from lm_eval_proca.report.tables import (
     leaderboard_row,
     order_table,
     percent,
-    score_cell,
 )
 
 escape = html.escape
@@ -50,13 +50,13 @@ def render_page(report: Report) -> str:
     calibrated = [method for method in report.methods if method != RAW_METHOD]
     columns = {dataset for model in report.models for dataset in report.datasets_of(model)}
     results = {(block.model, dataset, block.shots, seed) for block in report.blocks
-               for (_, dataset), score in block.scores.items() for seed in score.by_seed}  # fmt: skip
+               for (_, dataset), accuracy in block.accuracies.items() for seed in accuracy.by_seed}  # fmt: skip
     parts = {
         "style": style,
         "script": script,
         # Browsers read CR LF as LF before they hash.
         "script_hash": base64.b64encode(hashlib.sha256(script.replace("\r\n", "\n").encode()).digest()).decode(),
-        "data": _script_data({"models": report.models, "cells": _chart_cells(report)}),
+        "data": _script_data({"models": report.models, "accuracies": _shown(report)}),
         "summary": f"{_count(len(report.models), 'model')} · {_count(len(columns), 'dataset')} · "
         f"{_count(len(results), 'result')}",
         "version": escape(__version__),
@@ -73,11 +73,11 @@ def render_page(report: Report) -> str:
     return re.sub(r"\{\{ (\w+) \}\}", lambda match: parts[match[1]], template)
 
 
-def _chart_cells(report: Report) -> list[dict[str, object]]:
-    """The cells, with the text of their mean: Python and JavaScript round halves differently."""
+def _shown(report: Report) -> list[dict[str, object]]:
+    """The accuracies, with the text of their mean: Python and JavaScript round halves differently."""
     return [
-        {**cell, "shown": MISSING if cell["mean"] is None else percent(cell["mean"])}
-        for cell in as_dict(report)["cells"]
+        {**one, "shown": MISSING if one["mean"] is None else percent(one["mean"])}
+        for one in as_dict(report)["accuracies"]
     ]
 
 
@@ -92,7 +92,7 @@ def _count(number: int, what: str) -> str:
 
 def _most_complete(boards: Sequence[Leaderboard]) -> int:
     """What to show first: the shots with most ranked rows, then the most shots."""
-    return max(boards, key=lambda board: (sum(row.rank is not None for row in board.rows), board.shots)).shots
+    return max(boards, key=lambda board: (sum(one.rank is not None for one in board.standings), board.shots)).shots
 
 
 def _options(values: Iterable[object], selected: object = None) -> str:
@@ -128,15 +128,15 @@ def _class(*names: str) -> str:
     return f' class="{used}"' if used else ""
 
 
-def _cell(cell: Cell, kind: str = "", content: str | None = None, style: str = "") -> str:
+def _entry(entry: Entry, kind: str = "", content: str | None = None, style: str = "") -> str:
     if content is None:
-        content = f"<b>{escape(cell.text)}</b>" if cell.bold else escape(cell.text)
-    if cell.spread:
-        content += f"<small>±{escape(cell.spread)}</small>"
-    if cell.note:
-        content += f"<small>{escape(cell.note)}</small>"
-    value = "" if cell.value is None else f' data-value="{escape(str(cell.value))}"'
-    return f"<td{_class('number' if cell.number else '', kind)}{value}{style}>{content}</td>"
+        content = f"<b>{escape(entry.text)}</b>" if entry.bold else escape(entry.text)
+    if entry.spread:
+        content += f"<small>±{escape(entry.spread)}</small>"
+    if entry.note:
+        content += f"<small>{escape(entry.note)}</small>"
+    value = "" if entry.value is None else f' data-value="{escape(str(entry.value))}"'
+    return f"<td{_class('number' if entry.number else '', kind)}{value}{style}>{content}</td>"
 
 
 def _leaderboard(report: Report) -> str:
@@ -145,45 +145,47 @@ def _leaderboard(report: Report) -> str:
     numeric = [name not in ("Model", "Method") for name in names]
     blocks = {(block.model, block.shots): block for block in report.blocks}
     bodies = [
-        _leaderboard_row(report, board, row, blocks[row.model, board.shots], f"details-{board.shots}-{k}", len(names))
+        _leaderboard_row(report, board, one, blocks[one.model, board.shots], f"details-{board.shots}-{k}", len(names))
         for board in report.leaderboards
-        for k, row in enumerate(board.rows)
+        for k, one in enumerate(board.standings)
     ]
     return f'<table id="leaderboard">{_header(names, numeric, sorted_by="Rank")}{"".join(bodies)}</table>'
 
 
-def _leaderboard_row(report: Report, board: Leaderboard, row: Row, block: Block, key: str, width: int) -> str:
-    rank, model, method, average, gain, *others = leaderboard_row(report, row)
-    owner, slash, own = row.model.rpartition("/")
+def _leaderboard_row(report: Report, board: Leaderboard, one: Standing, block: Block, key: str, width: int) -> str:
+    rank, model, method, average, gain, *others = leaderboard_row(report, one)
+    owner, slash, own = one.model.rpartition("/")
     shown = f'<span class="owner">{escape(owner + slash)}</span><wbr>{escape(own)}'
     # On a phone the method stands below the name, in place of its column.
-    tag = f'<span class="tag">{escape(row.method)}</span>'
+    tag = f'<span class="tag">{escape(one.method)}</span>'
     expand = f'<button type="button" class="expand" aria-expanded="false" aria-controls="{key}">'
     share = f' style="--share:{average.value:.4f}"' if isinstance(average.value, float) else ""
-    direction = "" if row.gain is None else "gain" if row.gain >= 0 else "loss"
-    cells = [
-        _cell(rank),
-        _cell(model, "name", f"{expand}<span>{shown}</span></button>{tag}"),
-        _cell(Cell(str(board.shots), value=board.shots), SHOTS.lower()),
-        _cell(method, METHOD.lower()),
-        _cell(average, "average" if share else "", style=share),
-        _cell(gain, direction),
-        *map(_cell, others),
+    direction = "" if one.gain is None else "gain" if one.gain >= 0 else "loss"
+    entries = [
+        _entry(rank),
+        _entry(model, "name", f"{expand}<span>{shown}</span></button>{tag}"),
+        _entry(Entry(str(board.shots), value=board.shots), SHOTS.lower()),
+        _entry(method, METHOD.lower()),
+        _entry(average, "average" if share else "", style=share),
+        _entry(gain, direction),
+        *map(_entry, others),
     ]
     return (
-        f'<tbody class="row" data-model="{escape(row.model)}" data-shots="{board.shots}" '
-        f'data-method="{escape(row.method)}"><tr>{"".join(cells)}</tr>'
+        f'<tbody class="row" data-model="{escape(one.model)}" data-shots="{board.shots}" '
+        f'data-method="{escape(one.method)}"><tr>{"".join(entries)}</tr>'
         f'<tr class="details" id="{key}" hidden><td colspan="{width}"><div class="inner">'
-        f"{_details(row, block)}</div></td></tr></tbody>"
+        f"{_details(one, block)}</div></td></tr></tbody>"
     )
 
 
-def _details(row: Row, block: Block) -> str:
+def _details(one: Standing, block: Block) -> str:
     """Behind a leaderboard row: every dataset, its seeds, and its test against raw."""
-    against_raw = {one.dataset: one for one in row.against_raw}
+    against_raw = {comparison.dataset: comparison for comparison in one.against_raw}
     head = ["Dataset", "Accuracy", "Seeds", *(["Gain", "Documents + / -", "p (Holm)"] if against_raw else [])]
     lines = [
-        _detail_cells(dataset, block.scores.get((row.method, dataset)), against_raw.get(dataset), bool(against_raw))
+        _detail_entries(
+            dataset, block.accuracies.get((one.method, dataset)), against_raw.get(dataset), bool(against_raw)
+        )
         for dataset in block.averaged
     ]
     return (
@@ -192,9 +194,9 @@ def _details(row: Row, block: Block) -> str:
     )
 
 
-def _detail_cells(dataset: Dataset, score: Score | None, against_raw: Comparison | None, tested: bool) -> str:
-    cells = [Cell(dataset.name, number=False), score_cell(score, bold=False)]
-    drawn = [_cell(cell) for cell in cells] + [f"<td>{_seeds(score)}</td>"]
+def _detail_entries(dataset: Dataset, accuracy: Accuracy | None, against_raw: Comparison | None, tested: bool) -> str:
+    entries = [Entry(dataset.name, number=False), accuracy_entry(accuracy, bold=False)]
+    drawn = [_entry(entry) for entry in entries] + [f"<td>{_seeds(accuracy)}</td>"]
     if tested:
         test = against_raw.test if against_raw else None
         drawn += [
@@ -209,16 +211,16 @@ def _p_value(p: float | None) -> str:
     return MISSING if p is None else "&lt; 0.001" if p < 0.001 else f"{p:.3f}"
 
 
-def _seeds(score: Score | None) -> str:
+def _seeds(accuracy: Accuracy | None) -> str:
     """A strip from 0 to 100 per cent with a tick per seed."""
-    if score is None:
+    if accuracy is None:
         return MISSING
     width = 120
     ticks = "".join(
         f'<line class="seed calibrated" x1="{value * width:.1f}" x2="{value * width:.1f}" y1="2" y2="14"/>'
-        for value in score.values
+        for value in accuracy.values.values()
     )
-    said = ", ".join(f"seed {seed}: {percent(one.accuracy)}" for seed, one in score.by_seed.items())
+    said = ", ".join(f"seed {seed}: {percent(value)}" for seed, value in accuracy.values.items())
     return (
         f'<svg width="{width}" height="16" role="img" aria-label="{escape(said)}"><title>{escape(said)}</title>'
         f'<line class="grid" x1="0" x2="{width}" y1="8" y2="8"/>{ticks}</svg>'
@@ -231,8 +233,8 @@ def _scrolling(table: Table, caption: str, kinds: Sequence[str] = ()) -> str:
     for row in table.rows:
         starts = last is not None and row[0].text != last
         last = row[0].text
-        cells = (_cell(cell, kinds[k] if kinds else "") for k, cell in enumerate(row))
-        rows.append(f"<tr{_class('first' if starts else '')}>{''.join(cells)}</tr>")
+        entries = (_entry(entry, kinds[k] if kinds else "") for k, entry in enumerate(row))
+        rows.append(f"<tr{_class('first' if starts else '')}>{''.join(entries)}</tr>")
     head = _header(table.columns, numeric)
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(table.title)}">'

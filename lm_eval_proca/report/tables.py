@@ -1,25 +1,23 @@
-"""The tables themselves, before any format draws them: rows of cells, and the words around them."""
+"""The tables themselves, before any format draws them: rows of entries, and the words around them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lm_eval_proca.report.blocks import DECIMALS, Average, Score
+from lm_eval_proca.report.blocks import DECIMALS, Accuracy, Average
 from lm_eval_proca.report.comparison import Report
-from lm_eval_proca.report.leaderboard import LEVEL, Leaderboard, Row, Tally
+from lm_eval_proca.report.leaderboard import LEVEL, Leaderboard, Standing, Tally
 
 DASH = "\N{EN DASH}"
 MISSING = DASH
 FEWER_SEEDS = "†"
 NOT_AVERAGED = "‡"
-FEWER_SEEDS_CAPTION = (
-    f"{FEWER_SEEDS}: fewer seeds than the model's other results with as many shots, or an average over such."
-)
+FEWER_SEEDS_CAPTION = f"{FEWER_SEEDS}: fewer seeds than other results with as many shots, or an average over such."
 
 
 @dataclass(frozen=True)
-class Cell:
+class Entry:
     """`value` is what a sortable table sorts by; `spread` is a standard deviation; `note` follows in small print."""
 
     text: str
@@ -32,11 +30,11 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """One table; every row has as many cells as there are columns."""
+    """One table; every row has as many entries as there are columns."""
 
     title: str
     columns: Sequence[str]
-    rows: Sequence[Sequence[Cell]]
+    rows: Sequence[Sequence[Entry]]
     caption: str
 
 
@@ -48,8 +46,8 @@ def plural(shots: int) -> str:
     return f"{shots} shot" if shots == 1 else f"{shots} shots"
 
 
-def word(text: str) -> Cell:
-    return Cell(text, value=text, number=False)
+def word(text: str) -> Entry:
+    return Entry(text, value=text, number=False)
 
 
 def accuracy_table(report: Report, model: str) -> Table:
@@ -59,23 +57,23 @@ def accuracy_table(report: Report, model: str) -> Table:
     rows = []
     for block in blocks:
         for method in block.methods:
-            cells = [
-                score_cell(
-                    block.scores.get((method, dataset)),
+            entries = [
+                accuracy_entry(
+                    block.accuracies.get((method, dataset)),
                     bold=method in block.best(dataset),
                     averaged=dataset in block.averaged,
                 )
                 for dataset in datasets
             ]
-            average = average_cell(block.averages[method], bold=method in block.best(None))
-            rows.append([Cell(str(block.shots), value=block.shots), word(method), *cells, average])
+            average = average_entry(block.average(method), bold=method in block.best(None))
+            rows.append([Entry(str(block.shots), value=block.shots), word(method), *entries, average])
     caption = (
         f"Accuracy in per cent: mean ± standard deviation (n-1) over seeds; no ± with one seed. Bold or *: best method "
         f"for that number of shots. {average_caption(report)}"
     )
-    if any(score.fewer_seeds for block in blocks for score in block.scores.values()):
+    if any(accuracy.fewer_seeds for block in blocks for accuracy in block.accuracies.values()):
         caption += f" {FEWER_SEEDS_CAPTION}"
-    if any(dataset not in block.averaged for block in blocks for _, dataset in block.scores):
+    if any(dataset not in block.averaged for block in blocks for _, dataset in block.accuracies):
         caption += (
             f" {NOT_AVERAGED}: not in the average. The task has several columns because its results differ in their "
             f"conditions; the average takes the one with most models, then most results."
@@ -86,27 +84,28 @@ def accuracy_table(report: Report, model: str) -> Table:
 
 def average_caption(report: Report) -> str:
     text = f"Average: over all tasks with results for that number of shots; {DASH} where a row lacks one of them."
-    partial = next((row.average for board in report.leaderboards for row in board.rows if row.average.partial), None)
+    averages = (one.average for board in report.leaderboards for one in board.standings)
+    partial = next((average for average in averages if average.partial), None)
     if partial is None:
         return text
     some, every = partial.present, partial.expected
     return f"{text} ({some} of {every}): the row has {some} of the {every} tasks compared here."
 
 
-def score_cell(score: Score | None, bold: bool, averaged: bool = True) -> Cell:
-    if score is None:
-        return Cell(MISSING)
-    spread = "" if score.sd is None else percent(score.sd)
-    note = (FEWER_SEEDS if score.fewer_seeds else "") + ("" if averaged else NOT_AVERAGED)
-    return Cell(percent(score.mean), value=score.mean, spread=spread, note=note, bold=bold)
+def accuracy_entry(accuracy: Accuracy | None, bold: bool, averaged: bool = True) -> Entry:
+    if accuracy is None:
+        return Entry(MISSING)
+    spread = "" if accuracy.sd is None else percent(accuracy.sd)
+    note = (FEWER_SEEDS if accuracy.fewer_seeds else "") + ("" if averaged else NOT_AVERAGED)
+    return Entry(percent(accuracy.mean), value=accuracy.mean, spread=spread, note=note, bold=bold)
 
 
-def average_cell(average: Average, bold: bool = False) -> Cell:
+def average_entry(average: Average, bold: bool = False) -> Entry:
     counted = f"({average.present} of {average.expected})" if average.partial else ""
     if average.mean is None:
-        return Cell(MISSING, note=counted)
+        return Entry(MISSING, note=counted)
     note = f"{FEWER_SEEDS if average.fewer_seeds else ''} {counted}".strip()
-    return Cell(percent(average.mean), value=average.mean, note=note, bold=bold)
+    return Entry(percent(average.mean), value=average.mean, note=note, bold=bold)
 
 
 def leaderboard_columns(report: Report) -> list[str]:
@@ -115,37 +114,38 @@ def leaderboard_columns(report: Report) -> list[str]:
     return ["Rank", "Model", "Method", "Average", "Gain", f"W{DASH}L vs raw", *among_models]
 
 
-def leaderboard_row(report: Report, row: Row) -> list[Cell]:
-    gain = Cell(MISSING) if row.gain is None else Cell(percent(row.gain, sign=True), value=row.gain)
-    cells = [rank_cell(row.rank), word(row.model), word(row.method), average_cell(row.average), gain]
-    cells.append(tally_cell(row.raw_tally))
+def leaderboard_row(report: Report, one: Standing) -> list[Entry]:
+    gain = Entry(MISSING) if one.gain is None else Entry(percent(one.gain, sign=True), value=one.gain)
+    entries = [rank_entry(one.rank), word(one.model), word(one.method), average_entry(one.average), gain]
+    entries.append(tally_entry(one.raw_tally))
     if len(report.models) > 1:
-        cells += [rank_cell(row.model_rank), tally_cell(row.model_tally)]
-    return cells
+        entries += [rank_entry(one.model_rank), tally_entry(one.model_tally)]
+    return entries
 
 
-def rank_cell(rank: int | None) -> Cell:
-    return Cell(MISSING) if rank is None else Cell(str(rank), value=rank)
+def rank_entry(rank: int | None) -> Entry:
+    return Entry(MISSING) if rank is None else Entry(str(rank), value=rank)
 
 
-def tally_cell(tally: Tally | None) -> Cell:
+def tally_entry(tally: Tally | None) -> Entry:
     if tally is None:
-        return Cell(MISSING)
+        return Entry(MISSING)
     tested = tally.significant_wins is not None
     note = f"({tally.significant_wins}{DASH}{tally.significant_losses})" if tested else "(no test)"
-    return Cell(f"{tally.wins}{DASH}{tally.losses}", value=tally.wins - tally.losses, note=note)
+    return Entry(f"{tally.wins}{DASH}{tally.losses}", value=tally.wins - tally.losses, note=note)
 
 
 def leaderboard_caption(report: Report) -> str:
     between = ", or than another model's under the same method, summed over models" if len(report.models) > 1 else ""
     caption = (
-        f"Accuracy and gain over raw in per cent, ranked within one number of shots. {average_caption(report)} "
+        f"Accuracy and gain over raw in per cent, ranked within one number of shots. {average_caption(report)} It is "
+        f"over the seeds that all models have; gains, wins and losses are over those that both sides have. "
         f"W{DASH}L: datasets on which the mean is higher{DASH}lower than raw{between}; in brackets "
         f"those significant at {LEVEL:g} by an exact paired test over the same documents (McNemar's, with the "
         f"differences of a document summed over seeds), Holm-adjusted over the leaderboard; (no test): documents not "
         f"logged or not the same."
     )
-    fewer_seeds = any(row.average.fewer_seeds for board in report.leaderboards for row in board.rows)
+    fewer_seeds = any(one.average.fewer_seeds for board in report.leaderboards for one in board.standings)
     return f"{caption} {FEWER_SEEDS_CAPTION}" if fewer_seeds else caption
 
 
@@ -154,7 +154,7 @@ def leaderboard_table(report: Report, board: Leaderboard) -> Table:
     return Table(
         f"Leaderboard, {plural(board.shots)}: average over {over}",
         leaderboard_columns(report),
-        [leaderboard_row(report, row) for row in board.rows],
+        [leaderboard_row(report, one) for one in board.standings],
         leaderboard_caption(report),
     )
 
@@ -163,9 +163,9 @@ def order_table(report: Report) -> Table | None:
     """How calibration changes the order of models; None where there is nothing to order."""
     rows = [
         [
-            Cell(str(board.shots), value=board.shots),
+            Entry(str(board.shots), value=board.shots),
             word(change.method),
-            Cell(MISSING) if change.tau is None else Cell(f"{change.tau:+.2f}", value=change.tau),
+            Entry(MISSING) if change.tau is None else Entry(f"{change.tau:+.2f}", value=change.tau),
             word(_order_text(change.raw_order)),
             word("unchanged" if change.order == change.raw_order else _order_text(change.order)),
         ]

@@ -11,6 +11,7 @@ import pytest
 
 from lm_eval_proca.cli import main
 from lm_eval_proca.experiments.analyses import ANALYSES
+from tests.conftest import ROOT
 from tests.score_tables import made_table
 
 Output = pytest.CaptureFixture[str]
@@ -63,6 +64,26 @@ def test_without_matplotlib_the_table_is_written_all_the_same(
     assert (tmp_path / "templates.csv").is_file()
 
 
+def test_tables_that_an_analysis_is_not_for_are_named_and_skipped(tmp_path: Path, capsys: Output) -> None:
+    pytest.importorskip("matplotlib").use("Agg")
+    folder = tmp_path / "scores"
+    for task, labels in (("proca_sst2", 2), ("proca_agnews", 4), ("proca_trec", 6)):
+        for seed in (0, 1):
+            made_table(task, labels=labels, seed=seed, eval_rows=40).save(folder / f"{task}-{seed}.parquet")
+    common = ["--output", str(tmp_path), "--param", "proca.n_init=2"]
+    for name in ("thresholds", "boundaries", "imbalance"):
+        assert main(["analyze", name, str(folder), *common]) == 0
+        [skipped] = [line for line in capsys.readouterr().err.splitlines() if "skipped" in line]
+        assert skipped == (
+            f"{name}: skipped 4 of 6 score tables: proca_agnews (4 labels, not two), proca_trec (6 labels, not two)"
+        )
+        with (tmp_path / f"{name}.csv").open(newline="") as lines:
+            assert {row["task"] for row in csv.DictReader(lines)} == {"proca_sst2"}
+    assert main(["analyze", "proportions", str(folder), *common]) == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert "`proportions` can use none of 6 score tables: proca_agnews (4 labels, not two), proca_sst2 (not" in line
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -95,6 +116,22 @@ def test_runs_are_made_once_and_shared_by_the_analyses(
     assert len(list((tmp_path / "runs").glob("*/proca_sst2-*"))) == 3
     with (tmp_path / "thresholds.csv").open(newline="") as lines:
         assert {row["eval_rows"] for row in csv.DictReader(lines)} == {"20"}
+
+
+def test_a_group_and_a_task_of_ones_own_are_found(
+    tmp_path: Path, data_dir: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib").use("Agg")
+    monkeypatch.setenv("PROCA_DATA_DIR", str(data_dir))
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "reviews.yaml").write_text(f"include: {ROOT / 'task_configs' / 'proca_sst2.yaml'}\ntask: own_reviews\n")
+    (own / "group.yaml").write_text("group: my_group\ntask: [own_reviews, proca_sst2]\n")
+    command = ["analyze", "templates", "--model", "dummy", "--model_args", "pretrained=none", "--limit", "10"]
+    command += ["--metadata", "proca.estimate_size=40", "--param", "proca.n_init=2", "--output", str(tmp_path)]
+    assert main([*command, "--tasks", "my_group", "--include_path", str(own), "--seeds", "0"]) == 0
+    with (tmp_path / "templates.csv").open(newline="") as lines:
+        assert {row["task"] for row in csv.DictReader(lines)} == {"own_reviews", "proca_sst2"}
 
 
 def test_proportions_reach_the_prompts(

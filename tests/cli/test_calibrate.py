@@ -65,7 +65,7 @@ def test_what_is_printed_says_where_the_numbers_come_from(table_file: Path, caps
         in printed
     )
     assert str(table_file) in printed
-    assert re.search(r"calibrator +accuracy +macro-F1 +Brier +ECE", printed)
+    assert re.search(r"calibrator +accuracy +macro-F1 +Brier +calibration error", printed)
     assert "note:" not in printed
 
 
@@ -86,6 +86,26 @@ def test_chosen_calibrators_with_chosen_parameters(table_file: Path, capsys: Out
     assert (row["params"]["n_init"], row["params"]["selection"]) == (4, "likelihood")
     assert row["fit"]["restarts"] == 4
     assert row["accuracy_low"] <= row["accuracy"] <= row["accuracy_high"]
+
+
+def test_scores_that_are_not_finite_leave_the_raw_row_and_other_files_go_on(
+    tmp_path: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken, whole = made_table("proca_trec", labels=3), made_table()
+    broken.scores[4, 2] = float("nan")
+    tables = {"broken.parquet": broken, "whole.parquet": whole}
+    monkeypatch.setattr("lm_eval_proca.experiments.score_files.read_run", lambda path: tables[Path(path).name])
+    output = tmp_path / "out.json"
+    assert main(["calibrate", *tables, "--output", str(output)]) == 1
+    printed = capsys.readouterr()
+    [sentence] = [line for line in printed.err.splitlines() if "broken" in line]
+    reason = "the score of 'label2' for eval document 4 is nan"
+    assert sentence == f"lm-eval-proca calibrate: broken.parquet has no calibrated rows: {reason}."
+    assert [(row["file"], row["calibrator"]) for row in json.loads(output.read_text())] == [
+        ("broken.parquet", "none"),
+        *(("whole.parquet", name) for name in ("none", "bc", "conca", "proca")),
+    ]
+    assert "note:" not in printed.out
 
 
 def test_csv_holds_the_numbers_of_all_files(table_file: Path, tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import statistics
 from dataclasses import replace
 
 import numpy as np
@@ -9,9 +8,10 @@ from scipy.special import expit, log_softmax
 
 from lm_eval_proca import BatchCalibrator, ContextualCalibrator, PrototypicalCalibrator
 from lm_eval_proca.errors import ScoreTableError
-from lm_eval_proca.experiments.analyses import ablation, boundary, estimate_set, prompts
-from lm_eval_proca.experiments.analyses.measurements import mean_by, only
-from lm_eval_proca.experiments.calibrate import accuracies, accuracy_of, fit, make_calibrators
+from lm_eval_proca.experiments.analyses import ablation, boundary, estimate_set, observations, prompts
+from lm_eval_proca.experiments.analyses.observations import only, usable
+from lm_eval_proca.experiments.recalibration import accuracies, accuracy_of, fit, make_calibrators
+from lm_eval_proca.statistics import mean_by
 from tests.score_tables import made_table
 
 
@@ -20,9 +20,9 @@ class Witness(BatchCalibrator):
 
     seen: list[np.ndarray]
 
-    def fit(self, scores: np.ndarray) -> Witness:
+    def fit(self, scores: np.ndarray, *args: object, **known: object) -> Witness:
         type(self).seen.append(np.asarray(scores))
-        return super().fit(scores)
+        return super().fit(scores, *args, **known)
 
 
 @pytest.fixture(autouse=True)
@@ -225,25 +225,37 @@ def test_templates_and_proportions_hold_every_method_of_every_prompt(calibrators
 # ------------------------------------------------------------------ what the tables must have
 
 
-def test_tables_that_an_analysis_cannot_use_are_refused(calibrators: dict) -> None:
-    many = made_table("proca_agnews", labels=4)
-    for analysis in (boundary.compare_boundaries, boundary.accuracy_over_thresholds, estimate_set.imbalance):
-        with pytest.raises(ScoreTableError, match="two labels, proca_agnews has 4"):
-            analysis([many], calibrators)
-    with pytest.raises(ScoreTableError, match="demonstration_counts and order_seed"):
-        prompts.proportions([made_table()], calibrators)
-    unlabeled = replace(made_table(), estimate_gold=np.full(503, -1))
-    with pytest.raises(ScoreTableError, match="estimate set with known labels"):
-        estimate_set.imbalance([unlabeled], calibrators)
-    with pytest.raises(ScoreTableError, match="needs an estimate set"):
-        estimate_set.size([made_table(estimate_rows=0)], calibrators)
+def test_tables_that_an_analysis_cannot_use_are_left_out_with_the_reason() -> None:
+    good, many = made_table(), made_table("proca_agnews", labels=4)
+    unlabeled = replace(made_table("proca_mr"), estimate_gold=np.full(503, -1))
+    no_estimate_set = made_table("proca_rte", estimate_rows=0)
+    one_sided = replace(made_table("proca_ap"), estimate_gold=np.where(made_table().role == "estimate", 0, -1))
+    broken = made_table("proca_subj", seed=3)
+    broken.scores[7, 0] = np.nan
+    tables = [good, many, many, unlabeled, no_estimate_set, one_sided, broken]
+    not_a_number = "proca_subj (4 shots, seed 3: the score of 'Negative' for eval document 7 is nan)"
+    four = "proca_agnews (4 labels, not two)"
+    assert usable(tables, [observations.two_labels]) == (
+        [good, unlabeled, no_estimate_set, one_sided],
+        [four, not_a_number],
+    )
+    requirements = [observations.two_labels, observations.labeled_estimate_set, estimate_set.enough_of_both_labels]
+    assert usable(tables, requirements) == (
+        [good],
+        [
+            four,
+            "proca_mr (estimate rows without labels)",
+            "proca_rte (no estimate set)",
+            "proca_ap (300 negative and 0 positive estimate rows)",
+            not_a_number,
+        ],
+    )
+    assert usable([good], [observations.chosen_demonstrations]) == (
+        [],
+        ["proca_sst2 (not run with the settings demonstration_counts and order_seed)"],
+    )
 
 
-def test_means_are_over_everything_that_is_not_named() -> None:
-    values = [0.5, 0.7, 0.9, 0.4]
-    rows = [{"task": "ab"[k // 3], "seed": k, "accuracy": value} for k, value in enumerate(values)]
-    first, second = mean_by("task")(rows)
-    assert first["accuracy"] == pytest.approx(statistics.mean(values[:3]))
-    assert first["std"] == pytest.approx(statistics.pstdev(values[:3]))
-    assert (first["n"], second["n"], second["std"]) == (3, 1, 0.0)
+def test_columns_are_chosen_and_each_line_stands_once() -> None:
+    rows = [{"task": task, "seed": seed} for task in "ab" for seed in (0, 1)]
     assert only("task")(rows) == [{"task": "a"}, {"task": "b"}]

@@ -15,29 +15,29 @@ def notices(report: Report, kind: str) -> list[str]:
     return [notice.text for notice in report.notices if notice.kind == kind]
 
 
-def row_of(report: Report, model: str, method: str, shots: int = 4):
+def standing_of(report: Report, model: str, method: str, shots: int = 4):
     (board,) = [board for board in report.leaderboards if board.shots == shots]
-    (row,) = [row for row in board.rows if (row.model, row.method) == (model, method)]
-    return row
+    (standing,) = [one for one in board.standings if (one.model, one.method) == (model, method)]
+    return standing
 
 
-def score_of(report: Report, dataset: str, method: str, model: str = "org/model", shots: int = 4):
+def accuracy_of(report: Report, dataset: str, method: str, model: str = "org/model", shots: int = 4):
     (block,) = [block for block in report.blocks if (block.model, block.shots) == (model, shots)]
-    return next((s for (m, d), s in block.scores.items() if m == method and d.name == dataset), None)
+    return next((a for (m, d), a in block.accuracies.items() if m == method and d.name == dataset), None)
 
 
 def test_mean_and_standard_deviation_over_seeds(write_result):
     for seed, value in enumerate((0.6, 0.7, 0.8)):
         folder = write_result(seed=seed, accuracy={"none": 0.5, "proca": value}).parent
-    score = score_of(compare([folder]), "sst2", "proca")
-    assert score.mean == pytest.approx(0.7)
-    assert score.sd == pytest.approx(0.1)
-    assert not score.fewer_seeds
+    accuracy = accuracy_of(compare([folder]), "sst2", "proca")
+    assert accuracy.mean == pytest.approx(0.7)
+    assert accuracy.sd == pytest.approx(0.1)
+    assert not accuracy.fewer_seeds
 
 
 def test_one_seed_has_no_standard_deviation(write_result):
     folder = write_result(accuracy={"none": 0.5, "proca": 0.6}).parent
-    assert score_of(compare([folder]), "sst2", "proca").sd is None
+    assert accuracy_of(compare([folder]), "sst2", "proca").sd is None
 
 
 def test_average_gain_and_ranks_by_hand(write_result):
@@ -51,8 +51,8 @@ def test_average_gain_and_ranks_by_hand(write_result):
         folder = write_result(model=model, task=task, accuracy=accuracy).parent
     report = compare([folder])
     got = {
-        (row.model, row.method): (row.rank, row.model_rank, pytest.approx(row.average.mean), row.gain)
-        for row in report.leaderboards[0].rows
+        (one.model, one.method): (one.rank, one.model_rank, pytest.approx(one.average.mean), one.gain)
+        for one in report.leaderboards[0].standings
     }
     assert got == {
         ("a", "proca"): (1, 1, 0.75, pytest.approx(0.20)),
@@ -62,7 +62,7 @@ def test_average_gain_and_ranks_by_hand(write_result):
         ("a", "conca"): (5, 2, 0.55, pytest.approx(0.0, abs=1e-12)),
         ("a", "raw"): (5, 2, 0.55, None),
     }
-    tally = row_of(report, "a", "conca").raw_tally
+    tally = standing_of(report, "a", "conca").raw_tally
     assert (tally.wins, tally.losses) == (1, 1)
     assert (tally.significant_wins, tally.significant_losses) == (None, None)
     assert "--log_samples" in notices(report, "no test")[0]
@@ -88,9 +88,9 @@ def test_equal_means_are_equal_whatever_the_order_of_seeds(write_result):
     # As floats, the means of these differ in the last bit.
     for seed, (raw, proca) in enumerate([(0.1, 0.1), (0.1, 0.2), (0.4, 0.3)]):
         folder = write_result(seed=seed, accuracy={"none": raw, "proca": proca}).parent
-    row = row_of(compare([folder]), "org/model", "proca")
-    assert (row.rank, row.gain) == (1, 0)
-    assert (row.raw_tally.wins, row.raw_tally.losses) == (0, 0)
+    standing = standing_of(compare([folder]), "org/model", "proca")
+    assert (standing.rank, standing.gain) == (1, 0)
+    assert (standing.raw_tally.wins, standing.raw_tally.losses) == (0, 0)
 
 
 def test_best_is_bold_also_when_shared(write_result):
@@ -105,10 +105,10 @@ def test_missing_dataset_leaves_the_average_out(write_result):
     for model, task in (("a", "proca_sst2"), ("a", "proca_mr"), ("b", "proca_sst2")):
         folder = write_result(model=model, task=task, accuracy=both).parent
     report = compare([folder])
-    missing = row_of(report, "b", "proca")
+    missing = standing_of(report, "b", "proca")
     assert (missing.rank, missing.average.mean, missing.gain) == (None, None, None)
     assert (missing.average.present, missing.average.expected) == (1, 2)
-    assert row_of(report, "a", "proca").rank == 1
+    assert standing_of(report, "a", "proca").rank == 1
     assert notices(report, "missing") == ["b, 4 shots: no result for mr, so its average is left out."]
     assert "mr" in [dataset.name for dataset in report.datasets_of("b")]
 
@@ -118,12 +118,12 @@ def test_tasks_without_results_for_some_shots_are_named_and_counted(write_result
         for task in tasks:
             folder = write_result(task=f"proca_{task}", shots=shots, accuracy={"none": 0.5, "proca": 0.7}).parent
     report = compare([folder])
-    average = row_of(report, "org/model", "proca", shots=0).average
+    average = standing_of(report, "org/model", "proca", shots=0).average
     assert (average.mean, average.present, average.expected) == (0.7, 1, 3)
     assert notices(report, "missing") == [
         "No result with 0 shots for sst2, trec, so averages with 0 shots are over the other 1 of 3 tasks."
     ]
-    assert not row_of(report, "org/model", "proca", shots=4).average.partial
+    assert not standing_of(report, "org/model", "proca", shots=4).average.partial
 
 
 def test_fewer_seeds_are_marked(write_result):
@@ -131,10 +131,76 @@ def test_fewer_seeds_are_marked(write_result):
         for seed in seeds:
             folder = write_result(task=task, seed=seed, accuracy={"none": 0.5, "proca": 0.7}).parent
     report = compare([folder])
-    assert score_of(report, "mr", "proca").fewer_seeds
-    assert not score_of(report, "sst2", "proca").fewer_seeds
-    assert row_of(report, "org/model", "proca").average.fewer_seeds
+    assert accuracy_of(report, "mr", "proca").fewer_seeds
+    assert not accuracy_of(report, "sst2", "proca").fewer_seeds
+    assert standing_of(report, "org/model", "proca").average.fewer_seeds
     assert "fewer seeds" in notices(report, "missing")[0]
+
+
+@pytest.fixture
+def unequal_seeds(write_result):
+    """A: 80 % under seed 0. B: 65 % of the same documents, and 100 % under seed 1, which A has not."""
+    raw = [0] * 100
+    write_result(model="A", seed=0, correct={"none": raw, "proca": [1] * 80 + [0] * 20})
+    write_result(model="B", seed=0, correct={"none": raw, "proca": [1] * 65 + [0] * 35})
+    return write_result(model="B", seed=1, correct={"none": raw, "proca": [1] * 100}).parent
+
+
+def test_a_significant_loss_is_never_shown_as_a_win(unequal_seeds):
+    report = compare([unequal_seeds])
+    for model, other, sign in (("A", "B", 1), ("B", "A", -1)):
+        standing = standing_of(report, model, "proca")
+        [comparison] = standing.against_models[other]
+        assert comparison.difference == pytest.approx(sign * 0.15)
+        assert (comparison.test.better > comparison.test.worse) == (comparison.difference > 0)
+        assert (comparison.test.seeds, comparison.significant) == (1, True)
+        tally = standing.model_tally
+        assert (tally.significant_wins, tally.significant_losses) == ((1, 0) if sign > 0 else (0, 1))
+
+
+def test_ranks_and_orders_are_over_the_seeds_that_all_models_have(unequal_seeds):
+    report = compare([unequal_seeds])
+    got = {m: (standing_of(report, m, "proca").rank, standing_of(report, m, "proca").average.mean) for m in "AB"}
+    assert got == {"A": (1, pytest.approx(0.80)), "B": (2, pytest.approx(0.65))}
+    [change] = report.leaderboards[0].order_changes
+    assert change.order == [["A"], ["B"]]
+    # What B gained over its own raw scores, both of its seeds say.
+    assert standing_of(report, "B", "proca").gain == pytest.approx(0.825)
+    assert accuracy_of(report, "sst2", "proca", model="B").mean == pytest.approx(0.825)
+
+
+def test_unequal_seeds_of_models_are_marked_everywhere(unequal_seeds):
+    report = compare([unequal_seeds])
+    assert accuracy_of(report, "sst2", "proca", model="A").fewer_seeds
+    assert not accuracy_of(report, "sst2", "proca", model="B").fewer_seeds
+    assert all(one.average.fewer_seeds for one in report.leaderboards[0].standings)
+    assert notices(report, "differing") == [
+        "sst2, 4 shots: models have different seeds (A: 0; B: 0, 1), so ranks and averages in the leaderboard are over "
+        "the common ones, 0."
+    ]
+    document = as_dict(report)
+    assert {(one["model"], one["fewer_seeds"]) for one in document["accuracies"]} == {("A", True), ("B", False)}
+    assert all(one["fewer_seeds"] for one in document["leaderboards"][0]["standings"])
+
+
+def test_models_without_a_common_seed_are_neither_ranked_nor_compared(write_result):
+    for model, seed in (("A", 0), ("B", 7)):
+        folder = write_result(model=model, seed=seed, accuracy={"none": 0.5, "proca": 0.7}).parent
+    report = compare([folder])
+    for model in "AB":
+        standing = standing_of(report, model, "proca")
+        assert (standing.rank, standing.average.mean, standing.model_tally) == (None, None, None)
+        assert standing.gain == pytest.approx(0.2)
+    assert "left out, as none is common to all" in notices(report, "differing")[0]
+
+
+def test_a_method_with_fewer_seeds_than_its_model_has_a_gain_but_no_rank(write_result):
+    write_result(seed=0, accuracy={"none": 0.5, "bc": 0.6, "proca": 0.9})
+    folder = write_result(seed=1, accuracy={"none": 0.7, "bc": 0.6}).parent
+    report = compare([folder])
+    standing = standing_of(report, "org/model", "proca")
+    assert (standing.rank, standing.average.mean, standing.gain) == (None, None, pytest.approx(0.4))
+    assert [standing_of(report, "org/model", method).rank for method in ("raw", "bc")] == [1, 1]
 
 
 @pytest.mark.parametrize(
@@ -155,9 +221,9 @@ def test_other_conditions_are_flagged_and_not_mixed(write_result, change, label)
     names = [dataset.name for dataset in report.datasets_of("b")]
     assert len(names) == 2
     assert f"sst2 [{label}]" in names
-    assert score_of(report, f"sst2 [{label}]", "proca", model="b").mean == 0.9
+    assert accuracy_of(report, f"sst2 [{label}]", "proca", model="b").mean == 0.9
     # Two models share the other column: that one is averaged.
-    assert row_of(report, "b", "proca").average.mean == pytest.approx(0.6)
+    assert standing_of(report, "b", "proca").average.mean == pytest.approx(0.6)
     assert len(notices(report, "differing")) == 1
 
 
@@ -165,7 +231,7 @@ def test_of_two_results_for_one_cell_the_newest_counts(write_result):
     newer = write_result(accuracy={"none": 0.5, "proca": 0.9}, date=7)
     older = write_result(accuracy={"none": 0.5, "proca": 0.1}, date=3, prompt_hash="other")
     report = compare([newer.parent])
-    assert score_of(report, "sst2", "proca").mean == 0.9
+    assert accuracy_of(report, "sst2", "proca").mean == 0.9
     (text,) = notices(report, "duplicate")
     assert str(newer) in text.split("counts")[0]
     assert str(older) in text.split("counts")[1]
@@ -189,8 +255,8 @@ def test_generated_estimate_sets_stand_beside_the_sampled(write_result):
     report = compare([folder])
     assert report.methods == ["raw", "conca", "bc", "bc-g", "proca-g", "proca"]
     assert [dataset.name for dataset in report.datasets_of("org/model")] == ["sst2"]
-    assert score_of(report, "sst2", "proca-g").mean == 0.8
-    assert score_of(report, "sst2", "proca").mean == 0.9
+    assert accuracy_of(report, "sst2", "proca-g").mean == 0.8
+    assert accuracy_of(report, "sst2", "proca").mean == 0.9
     assert not notices(report, "duplicate")
 
 
@@ -203,7 +269,7 @@ def test_wins_and_losses_are_tested_over_the_same_documents(write_result):
     raw = [0] * 30 + [1] * 70
     better = [1] * 20 + [0] * 10 + [1] * 68 + [0] * 2  # 20 documents better, 2 worse
     folder = write_result(correct={"none": raw, "proca": better}).parent
-    (comparison,) = row_of(compare([folder]), "org/model", "proca").against_raw
+    (comparison,) = standing_of(compare([folder]), "org/model", "proca").against_raw
     assert (comparison.test.better, comparison.test.worse, comparison.test.documents) == (20, 2, 100)
     assert comparison.test.p_value == pytest.approx(binomtest(2, 22).pvalue)
     assert comparison.significant
@@ -213,9 +279,9 @@ def test_significance_is_adjusted_over_the_leaderboard(write_result):
     # p = 0.031 alone; with a second comparison of p = 1 Holm makes it 0.0625.
     raw, better = [0] * 6 + [1] * 10, [1] * 16
     folder = write_result(correct={"none": raw, "proca": better}).parent
-    assert row_of(compare([folder]), "org/model", "proca").raw_tally.significant_wins == 1
+    assert standing_of(compare([folder]), "org/model", "proca").raw_tally.significant_wins == 1
     write_result(task="proca_mr", correct={"none": raw, "proca": raw})
-    tally = row_of(compare([folder]), "org/model", "proca").raw_tally
+    tally = standing_of(compare([folder]), "org/model", "proca").raw_tally
     assert (tally.wins, tally.losses, tally.significant_wins) == (1, 0, 0)
 
 
@@ -224,7 +290,7 @@ def test_models_are_tested_against_each_other(write_result):
     folder = write_result(model="b", correct={"none": [0] * 15 + [1] * 5, "proca": [1] * 20}).parent
     report = compare([folder])
     for model, wins, losses in (("a", 1, 0), ("b", 0, 1)):
-        tally = row_of(report, model, "raw").model_tally
+        tally = standing_of(report, model, "raw").model_tally
         assert (tally.wins, tally.losses) == (wins, losses)
         assert (tally.significant_wins, tally.significant_losses) == (wins, losses)
 
@@ -235,8 +301,8 @@ def test_no_test_where_documents_differ(write_result):
     samples = next(file.parent.glob(f"*{file.stem.removeprefix('results')}.jsonl"))
     samples.write_text(samples.read_text().replace(f'"doc_hash": "{0:064d}"', f'"doc_hash": "{99:064d}"'))
     report = compare([file.parent])
-    assert row_of(report, "a", "raw").model_tally.significant_wins is None
-    assert row_of(report, "b", "proca").raw_tally.significant_wins == 1
+    assert standing_of(report, "a", "raw").model_tally.significant_wins is None
+    assert standing_of(report, "b", "proca").raw_tally.significant_wins == 1
 
 
 @pytest.mark.parametrize("damage", ["cut", "shorter", "not zero or one"])
@@ -255,8 +321,8 @@ def test_damaged_samples_are_named_and_the_test_left_out(write_result, damage):
     report = compare([file.parent])
     assert report.damaged
     assert str(samples) in notices(report, "damaged")[0]
-    assert row_of(report, "org/model", "proca").raw_tally.significant_wins is None
-    assert score_of(report, "sst2", "proca").mean == 1.0
+    assert standing_of(report, "org/model", "proca").raw_tally.significant_wins is None
+    assert accuracy_of(report, "sst2", "proca").mean == 1.0
 
 
 def test_real_results_against_plain_arithmetic(lm_eval_folder):
@@ -267,14 +333,14 @@ def test_real_results_against_plain_arithmetic(lm_eval_folder):
         own = [d for d in documents if d["config"]["model_args"]["pretrained"] == model]
         for method, key in (("raw", "acc,none"), ("conca", "acc,conca"), ("bc", "acc,bc"), ("proca", "acc,proca")):
             values = [d["results"]["proca_toy"][key] for d in own]
-            score = score_of(report, "toy", method, model=model, shots=2)
-            assert score.mean == pytest.approx(statistics.fmean(values))
-            assert score.sd == pytest.approx(statistics.stdev(values))
-    tally = row_of(report, "org/large", "proca", shots=2).raw_tally
+            accuracy = accuracy_of(report, "toy", method, model=model, shots=2)
+            assert accuracy.mean == pytest.approx(statistics.fmean(values))
+            assert accuracy.sd == pytest.approx(statistics.stdev(values))
+    tally = standing_of(report, "org/large", "proca", shots=2).raw_tally
     assert tally.significant_wins is not None
 
 
 def test_as_dict_is_plain_json(lm_eval_folder):
     document = json.loads(json.dumps(as_dict(compare([lm_eval_folder])), allow_nan=False))
-    assert {cell["dataset"] for cell in document["cells"]} == {"toy", "other"}
-    assert document["leaderboards"][0]["rows"][0]["rank"] == 1
+    assert {one["dataset"] for one in document["accuracies"]} == {"toy", "other"}
+    assert document["leaderboards"][0]["standings"][0]["rank"] == 1

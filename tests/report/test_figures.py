@@ -57,7 +57,7 @@ def mean_percent(rows: list[dict], **keys) -> float:
 
 def test_lines_are_the_means_over_draws() -> None:
     rows = made_rows(task=["proca_sst2", "proca_subj"], estimate_size=[8, 40, 200], draw=[0, 1, 2])
-    display = figures.SizeDisplay.from_rows(rows).plot()
+    display = figures.SizeDisplay(rows).plot()
     for ax, task in zip(display.ax_, ["proca_sst2", "proca_subj"], strict=True):
         drawn = {line.get_label(): line for line in ax.get_lines()}
         for method in METHODS:
@@ -70,7 +70,7 @@ def test_lines_are_the_means_over_draws() -> None:
 
 def test_imbalance_has_a_panel_per_task() -> None:
     rows = made_rows(task=["proca_sst2", "proca_subj"], positives=[0.1, 0.5, 0.9], draw=[0, 1])
-    display = figures.ImbalanceDisplay.from_rows(rows).plot()
+    display = figures.ImbalanceDisplay(rows).plot()
     assert [ax.get_title() for ax in display.ax_] == ["sst2", "subj"]
     np.testing.assert_allclose(
         display.ax_[1].get_lines()[3].get_ydata(),
@@ -80,7 +80,7 @@ def test_imbalance_has_a_panel_per_task() -> None:
 
 def test_templates_show_mean_and_spread() -> None:
     rows = made_rows(task=["proca_sst2_template1", "proca_sst2_template2"], seed=[0, 1, 2])
-    display = figures.TemplateDisplay.from_rows(rows).plot()
+    display = figures.TemplateDisplay(rows).plot()
     assert [tick.get_text() for tick in display.ax_.get_xticklabels()] == ["template 1", "template 2"]
     for container, method in zip(display.ax_.containers, METHODS, strict=True):
         expected = [mean_percent(rows, task=f"proca_sst2_template{k}", calibrator=method) for k in (1, 2)]
@@ -89,7 +89,7 @@ def test_templates_show_mean_and_spread() -> None:
 
 def test_boxes_are_of_the_orders_of_a_proportion() -> None:
     rows = made_rows(num_fewshot=[8], positives=range(9), order=range(12))
-    display = figures.ProportionDisplay.from_rows(rows).plot()
+    display = figures.ProportionDisplay(rows).plot()
     assert [tick.get_text() for tick in display.ax_.get_xticklabels()][:2] == ["8:0", "7:1"]
     medians = [line.get_ydata()[0] for line in display.ax_.get_lines() if line.get_color() == "#222222"]
     expected = [
@@ -108,7 +108,7 @@ def test_the_heat_map_holds_every_threshold_of_every_prompt() -> None:
         for seed in (0, 1, 2)
         for t in thresholds
     ]
-    display = figures.ThresholdDisplay.from_rows(rows).plot()
+    display = figures.ThresholdDisplay(rows).plot()
     expected = [[100 * (seed + t) / 4 for t in thresholds] for seed in (0, 1, 2)]
     np.testing.assert_allclose(display.ax_.images[0].get_array(), expected)
     [rectangle] = display.ax_.patches
@@ -118,7 +118,7 @@ def test_the_heat_map_holds_every_threshold_of_every_prompt() -> None:
 
 def test_boundaries_are_drawn_where_they_are() -> None:
     rows = [row | {"boundaries": [0.5 if row["calibrator"] == "none" else 0.8]} for row in made_rows(seed=[0, 1])]
-    display = figures.BoundaryDisplay.from_rows(rows, cloud_rows((0, 1))).plot()
+    display = figures.BoundaryDisplay(rows, cloud_rows((0, 1))).plot()
     assert len(display.ax_) == 3
     for ax in display.ax_[:2]:
         places = {
@@ -139,7 +139,7 @@ def test_ablations_have_a_bar_per_value_and_number_of_shots(parameter: str) -> N
         for seed in (0, 1)
         for k, value in enumerate(values)
     ]
-    display = figures.AblationDisplay.from_rows(rows, parameter).plot()
+    display = figures.AblationDisplay(rows, parameter).plot()
     bars = [c for c in display.ax_.containers if isinstance(c, matplotlib.container.BarContainer)]
     heights = [bar.get_height() for container in bars for bar in container]
     expected = [mean_percent(rows, num_fewshot=n, **{parameter: value}) for value in values for n in (0, 4)]
@@ -150,17 +150,17 @@ def test_ablations_have_a_bar_per_value_and_number_of_shots(parameter: str) -> N
 def test_a_display_draws_on_the_axes_it_is_given() -> None:
     rows = made_rows(task=["proca_sst2", "proca_subj"], estimate_size=[8, 40], draw=[0])
     figure, axes = matplotlib.pyplot.subplots(1, 2)
-    display = figures.SizeDisplay.from_rows(rows).plot(ax=axes)
+    display = figures.SizeDisplay(rows).plot(ax=axes)
     assert display.figure_ is figure
     assert list(display.ax_) == list(axes)
     with pytest.raises(ProcaError, match="2 panels, 1 axes"):
-        figures.SizeDisplay.from_rows(rows).plot(ax=axes[0])
+        figures.SizeDisplay(rows).plot(ax=axes[0])
 
 
 def test_a_saved_figure_says_what_it_rests_on(tmp_path: Path) -> None:
     rows = made_rows(task=["proca_sst2"], estimate_size=[8, 40], draw=[0])
     rows[0]["eval_rows"] = 90
-    display = figures.SizeDisplay.from_rows(rows).plot()
+    display = figures.SizeDisplay(rows).plot()
     assert display.figure_.get_supxlabel() == "some-model; 90 to 200 evaluation rows per run"
     path = display.save(tmp_path / "new" / "size.png")
     height, width, _ = matplotlib.image.imread(path).shape
@@ -171,7 +171,7 @@ def test_a_saved_figure_says_what_it_rests_on(tmp_path: Path) -> None:
 def test_a_calibrator_of_ones_own_gets_a_colour_of_its_own() -> None:
     rows = made_rows(task=["proca_sst2"], estimate_size=[8, 40], draw=[0])
     rows += [{**row, "calibrator": "mine"} for row in rows if row["calibrator"] == "bc"]
-    display = figures.SizeDisplay.from_rows(rows).plot()
+    display = figures.SizeDisplay(rows).plot()
     colours = [line.get_color() for line in display.ax_.get_lines()]
     assert len(set(colours)) == len(colours) == 5
 
@@ -181,7 +181,7 @@ def test_without_matplotlib_there_is_one_sentence() -> None:
         "import sys; sys.modules['matplotlib'] = None\n"
         "from lm_eval_proca.report.display import MissingMatplotlib\n"
         "from lm_eval_proca.report.figures import SizeDisplay\n"
-        "try: SizeDisplay.from_rows([{'task': 'a'}]).plot()\n"
+        "try: SizeDisplay([{'task': 'a'}]).plot()\n"
         "except MissingMatplotlib as error: print(error)"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -190,4 +190,4 @@ def test_without_matplotlib_there_is_one_sentence() -> None:
 
 def test_no_rows_is_a_mistake() -> None:
     with pytest.raises(ProcaError, match="nothing to draw"):
-        figures.SizeDisplay.from_rows([])
+        figures.SizeDisplay([])

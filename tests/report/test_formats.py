@@ -39,6 +39,17 @@ def test_markdown_table(folder):
     assert sum("†: fewer seeds" in line for line in lines) == 2, "below the leaderboard and below the model's table"
 
 
+def test_unequal_seeds_of_models_are_marked(write_result):
+    for model, seed, proca in (("a", 0, 0.8), ("b", 0, 0.65), ("b", 1, 1.0)):
+        folder = write_result(model=model, seed=seed, accuracy={"none": 0.5, "proca": proca}).parent
+    text = markdown.render(compare([folder]))
+    assert "| 4 | proca | **80.0** † | **80.0** † |" in text
+    assert "| 4 | proca | **82.5** ±24.7 | **82.5** |" in text
+    assert f"| 1 | a | proca | 80.0 † | +30.0 | 1{MISSING}0 (no test) | 1 | 1{MISSING}0 (no test) |" in text
+    assert f"| 2 | b | proca | 65.0 † | +32.5 | 1{MISSING}0 (no test) | 2 | 0{MISSING}1 (no test) |" in text
+    assert "models have different seeds (a: 0; b: 0, 1)" in text
+
+
 def test_latex_table(folder):
     text = latex.render(compare([folder]))
     assert r"4 & proca & \textbf{82.0}$_{2.8}$ & 60.0$^{\dagger}$ & \textbf{71.0}$^{\dagger}$ \\" in text
@@ -90,9 +101,9 @@ def test_csv_for_spreadsheets(folder):
 
 
 def test_json_holds_every_seed(folder):
-    cells = json.loads(structured.render(compare([folder])))["cells"]
-    cell = next(cell for cell in cells if (cell["method"], cell["dataset"]) == ("proca", "sst2"))
-    assert cell["by_seed"] == {"0": 0.80, "1": 0.84}
+    accuracies = json.loads(structured.render(compare([folder])))["accuracies"]
+    one = next(one for one in accuracies if (one["method"], one["dataset"]) == ("proca", "sst2"))
+    assert one["by_seed"] == {"0": 0.80, "1": 0.84}
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from sklearn.base import clone
 
-from lm_eval_proca.experiments.analyses.measurements import Row, prompt_of
-from lm_eval_proca.experiments.calibrate import accuracy_of, fit
+from lm_eval_proca.experiments.analyses.observations import prompt_of
+from lm_eval_proca.experiments.recalibration import accuracy_of, fit
 from lm_eval_proca.score_table import ScoreTable
+from lm_eval_proca.statistics import Observation
 
 if TYPE_CHECKING:
     from lm_eval_proca.calibration.base import Calibrator
@@ -23,21 +24,21 @@ log-likelihoods, the logit minus the log of the sum over the whole vocabulary, s
 not quite the same."""
 
 
-def selection(tables: Sequence[ScoreTable], calibrators: Mapping[str, Calibrator]) -> list[Row]:
+def selection(tables: Sequence[ScoreTable], calibrators: Mapping[str, Calibrator]) -> list[Observation]:
     """Table 3: accuracy of ProCa when the restart is kept that has the highest likelihood, or assignment score."""
     return ablate(tables, calibrators["proca"], "selection", SELECTIONS)
 
 
-def formats(tables: Sequence[ScoreTable], calibrators: Mapping[str, Calibrator]) -> list[Row]:
+def formats(tables: Sequence[ScoreTable], calibrators: Mapping[str, Calibrator]) -> list[Observation]:
     """Figure 8: accuracy of ProCa on log-likelihoods, probabilities and log-probabilities over the labels."""
     return ablate(tables, calibrators["proca"], "features", FEATURES)
 
 
-def ablate(tables: Sequence[ScoreTable], proca: Calibrator, parameter: str, values: Sequence[str]) -> list[Row]:
+def ablate(tables: Sequence[ScoreTable], proca: Calibrator, parameter: str, values: Sequence[str]) -> list[Observation]:
     """Accuracy of ProCa with `parameter` at each of the values, everything else as in `proca`."""
-    rows = []
-    for table in tables:
-        for value in values:
-            fitted = fit(clone(proca).set_params(**{parameter: value}), table)
-            rows.append({**prompt_of(table), parameter: value, "accuracy": accuracy_of(table, fitted)})
-    return rows
+    return [
+        {**prompt_of(table), parameter: value, "accuracy": accuracy_of(table, fit(changed, table))}
+        for table in tables
+        for value in values
+        for changed in [clone(proca).set_params(**{parameter: value})]
+    ]

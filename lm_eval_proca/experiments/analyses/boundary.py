@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy.special import expit, log_expit
 
-from lm_eval_proca.experiments.analyses.measurements import Row, need_two_labels, prompt_of
-from lm_eval_proca.experiments.calibrate import RAW, accuracy_of, can_fit, fit
+from lm_eval_proca.experiments.analyses.observations import prompt_of
+from lm_eval_proca.experiments.recalibration import RAW, accuracy_of, can_fit, fit
 from lm_eval_proca.score_table import ScoreTable
+from lm_eval_proca.statistics import Observation, accuracy
 
 if TYPE_CHECKING:
     from lm_eval_proca.calibration.base import Calibrator
@@ -49,45 +50,45 @@ def decision_boundaries(calibrator: Calibrator, low: float, high: float, *, step
     return [float(p) for p in expit((left + right) / 2)]
 
 
-def compare_boundaries(tables: Sequence[ScoreTable], calibrators: Mapping[str, Calibrator]) -> list[Row]:
+def compare_boundaries(tables: Sequence[ScoreTable], calibrators: Mapping[str, Calibrator]) -> list[Observation]:
     """Figure 2: per prompt and method, the boundary and the accuracy it gives."""
-    rows = []
+    observed: list[Observation] = []
     for table in tables:
-        need_two_labels(table, "boundaries")
         odds = positive_log_odds(table)
         common = prompt_of(table)
-        rows.append({**common, "calibrator": RAW, "boundaries": [CONVENTIONAL], "accuracy": accuracy_of(table)})
+        observed.append({**common, "calibrator": RAW, "boundaries": [CONVENTIONAL], "accuracy": accuracy_of(table)})
         for name, calibrator in calibrators.items():
             if can_fit(calibrator, table):
                 fitted = fit(calibrator, table)
                 found = decision_boundaries(fitted, float(odds.min()), float(odds.max()))
-                rows.append({**common, "calibrator": name, "boundaries": found, "accuracy": accuracy_of(table, fitted)})
-    return rows
+                observed.append(
+                    {**common, "calibrator": name, "boundaries": found, "accuracy": accuracy_of(table, fitted)}
+                )
+    return observed
 
 
-def score_clouds(tables: Sequence[ScoreTable]) -> list[Row]:
+def score_clouds(tables: Sequence[ScoreTable]) -> list[Observation]:
     """Figure 2: P(positive) of every evaluation row, with the word of its true label."""
-    rows = []
+    observed: list[Observation] = []
     for table in tables:
-        need_two_labels(table, "boundaries")
         common = prompt_of(table)
         for probability, label in zip(expit(positive_log_odds(table)), table.gold_of("eval"), strict=True):
-            rows.append({**common, "label": int(label), "word": table.labels[label], "p_positive": float(probability)})
-    return rows
+            observed.append(
+                {**common, "label": int(label), "word": table.labels[label], "p_positive": float(probability)}
+            )
+    return observed
 
 
 def accuracy_over_thresholds(
     tables: Sequence[ScoreTable], calibrators: Mapping[str, Calibrator], thresholds: Sequence[float] | None = None
-) -> list[Row]:
+) -> list[Observation]:
     """Figure 3: accuracy when a row is positive if P(positive) exceeds the threshold, for a grid of thresholds.
 
     By default 41 thresholds, evenly spaced in log-odds over the scores of all tables (but for the most extreme of a
     hundred), with 0.5 in the middle. Every row also says which threshold of *all* would have been best (the
     supervised ceiling, which needs labels), and what ProCa reaches without labels.
     """
-    rows = []
-    for table in tables:
-        need_two_labels(table, "thresholds")
+    observed: list[Observation] = []
     if thresholds is None:
         reach = max(float(np.quantile(np.abs(positive_log_odds(table)), 0.99)) for table in tables)
         thresholds = expit(np.linspace(-reach, reach, NUMBER_OF_THRESHOLDS)).tolist()
@@ -105,9 +106,9 @@ def accuracy_over_thresholds(
             "proca_accuracy": accuracy_of(table, fitted),
         }
         for threshold in thresholds:
-            accuracy = float(np.mean((probability > threshold) == positive))
-            rows.append({**common, "threshold": float(threshold), "accuracy": accuracy})
-    return rows
+            right = accuracy(positive, probability > threshold)
+            observed.append({**common, "threshold": float(threshold), "accuracy": right})
+    return observed
 
 
 def best_possible_threshold(probability: np.ndarray, positive: np.ndarray) -> tuple[float, float]:

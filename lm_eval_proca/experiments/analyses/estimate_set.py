@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-from sklearn.base import clone
 
 from lm_eval_proca.errors import ScoreTableError
-from lm_eval_proca.experiments.analyses.measurements import Row, need_estimate_set, need_two_labels, prompt_of
-from lm_eval_proca.experiments.calibrate import RAW, accuracy_of, can_fit, fit
+from lm_eval_proca.experiments.analyses.observations import prompt_of
+from lm_eval_proca.experiments.recalibration import RAW, accuracy_of, can_fit, fit
 from lm_eval_proca.score_table import ScoreTable
+from lm_eval_proca.statistics import Observation
 
 if TYPE_CHECKING:
     from lm_eval_proca.calibration.base import Calibrator
@@ -35,20 +35,17 @@ def imbalance(
     levels: Sequence[float] = LEVELS,
     size: int | None = None,
     draws: int = DRAWS,
-) -> list[Row]:
+) -> list[Observation]:
     """Accuracy per proportion of positives in the estimate set, `draws` sets of `size` rows for each.
 
     The labels of the estimate rows decide only which rows are drawn; the calibrators see scores. By default the sets
     are of 500 rows, or as large as the pool allows at the most extreme level. Raw scores and contextual calibration
     do not depend on the estimate set and come once per level and draw, for comparison.
     """
-    rows = []
+    observed: list[Observation] = []
     for table in tables:
-        need_two_labels(table, "imbalance")
-        need_estimate_set(table, "imbalance", labeled=True)
-        pool, gold = table.scores_of("estimate"), table.gold_of("estimate")
-        of_label = [np.flatnonzero(gold == label) for label in (0, 1)]
-        largest = _largest_imbalanced_set(len(of_label[0]), len(of_label[1]), levels)
+        of_label = [np.flatnonzero(table.gold_of("estimate") == label) for label in (0, 1)]
+        largest = largest_imbalanced_set(len(of_label[0]), len(of_label[1]), levels)
         chosen = min(largest, IMBALANCED_SIZE) if size is None else size
         if chosen > largest or chosen < 2:
             raise ScoreTableError(
@@ -60,24 +57,11 @@ def imbalance(
             positives = round(level * chosen)
             for draw in range(draws):
                 rng = np.random.default_rng(draw)
-                part = np.concatenate(
-                    [
-                        rng.choice(of_label[1], positives, replace=False),
-                        rng.choice(of_label[0], chosen - positives, replace=False),
-                    ]
-                )
-                for name, accuracy in (unchanged | _fitted_on(pool[part], table, calibrators)).items():
-                    rows.append(
-                        {
-                            **prompt_of(table),
-                            "positives": float(level),
-                            "estimate_size": chosen,
-                            "draw": draw,
-                            "calibrator": name,
-                            "accuracy": accuracy,
-                        }
-                    )
-    return rows
+                drawn = [(of_label[1], positives), (of_label[0], chosen - positives)]
+                part = np.concatenate([rng.choice(pool, count, replace=False) for pool, count in drawn])
+                conditions = {"positives": float(level), "estimate_size": chosen, "draw": draw}
+                observed += _observe(table, conditions, unchanged | _fitted_on(part, table, calibrators))
+    return observed
 
 
 def size(
@@ -86,37 +70,28 @@ def size(
     *,
     sizes: Sequence[int] | None = None,
     draws: int = DRAWS,
-) -> list[Row]:
+) -> list[Observation]:
     """Accuracy per size of the estimate set, `draws` random parts of the pool for each.
 
     By default ten sizes, evenly spaced on a log scale from four rows per label to the whole pool, where all draws
     are the same rows.
     """
-    rows = []
+    observed: list[Observation] = []
     for table in tables:
-        need_estimate_set(table, "size")
-        pool = table.scores_of("estimate")
-        chosen = default_sizes(len(table.labels), len(pool)) if sizes is None else list(sizes)
-        if max(chosen) > len(pool):
+        pool = len(table.index_of("estimate"))
+        chosen = default_sizes(len(table.labels), pool) if sizes is None else list(sizes)
+        if max(chosen) > pool:
             raise ScoreTableError(
-                f"{table.metadata.get('task')}: the pool has {len(pool)} estimate rows, {max(chosen)} were asked for; "
+                f"{table.metadata.get('task')}: the pool has {pool} estimate rows, {max(chosen)} were asked for; "
                 f"score a larger one (proca.estimate_size) or give smaller sizes."
             )
         unchanged = _independent_of_estimate_set(table, calibrators)
         for estimate_size in chosen:
             for draw in range(draws):
-                part = np.sort(np.random.default_rng(draw).choice(len(pool), estimate_size, replace=False))
-                for name, accuracy in (unchanged | _fitted_on(pool[part], table, calibrators)).items():
-                    rows.append(
-                        {
-                            **prompt_of(table),
-                            "estimate_size": int(estimate_size),
-                            "draw": draw,
-                            "calibrator": name,
-                            "accuracy": accuracy,
-                        }
-                    )
-    return rows
+                part = np.sort(np.random.default_rng(draw).choice(pool, estimate_size, replace=False))
+                conditions = {"estimate_size": int(estimate_size), "draw": draw}
+                observed += _observe(table, conditions, unchanged | _fitted_on(part, table, calibrators))
+    return observed
 
 
 def default_sizes(labels: int, pool: int) -> list[int]:
@@ -125,7 +100,14 @@ def default_sizes(labels: int, pool: int) -> list[int]:
     return sorted({round(value) for value in np.geomspace(smallest, pool, NUMBER_OF_SIZES).tolist()})
 
 
-def _largest_imbalanced_set(negatives: int, positives: int, levels: Sequence[float]) -> int:
+def enough_of_both_labels(table: ScoreTable) -> str | None:
+    """A requirement: rows of both labels at every level of imbalance."""
+    negatives, positives = np.bincount(table.gold_of("estimate"), minlength=2)
+    possible = largest_imbalanced_set(negatives, positives, LEVELS) > 1
+    return None if possible else f"{negatives} negative and {positives} positive estimate rows"
+
+
+def largest_imbalanced_set(negatives: int, positives: int, levels: Sequence[float]) -> int:
     largest = 0
     for candidate in range(2, negatives + positives + 1):
         wanted = [round(level * candidate) for level in levels]
@@ -133,6 +115,11 @@ def _largest_imbalanced_set(negatives: int, positives: int, levels: Sequence[flo
             break
         largest = candidate
     return largest
+
+
+def _observe(table: ScoreTable, conditions: Observation, accuracies: Mapping[str, float]) -> list[Observation]:
+    run = {**prompt_of(table), **conditions}
+    return [{**run, "calibrator": name, "accuracy": accuracy} for name, accuracy in accuracies.items()]
 
 
 def _independent_of_estimate_set(table: ScoreTable, calibrators: Mapping[str, Calibrator]) -> dict[str, float]:
@@ -144,9 +131,9 @@ def _independent_of_estimate_set(table: ScoreTable, calibrators: Mapping[str, Ca
     return {RAW: accuracy_of(table)} | fixed
 
 
-def _fitted_on(scores: np.ndarray, table: ScoreTable, calibrators: Mapping[str, Calibrator]) -> dict[str, float]:
+def _fitted_on(part: np.ndarray, table: ScoreTable, calibrators: Mapping[str, Calibrator]) -> dict[str, float]:
     return {
-        name: accuracy_of(table, clone(calibrator).fit(scores))
+        name: accuracy_of(table, fit(calibrator, table, rows=part))
         for name, calibrator in calibrators.items()
         if calibrator.fits_on == "estimate"
     }

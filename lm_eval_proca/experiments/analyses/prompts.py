@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from lm_eval_proca.errors import ScoreTableError
-from lm_eval_proca.experiments.analyses.measurements import Row, need_two_labels, prompt_of
-from lm_eval_proca.experiments.calibrate import accuracies
+from lm_eval_proca.experiments.analyses.observations import prompt_of
+from lm_eval_proca.experiments.recalibration import accuracies
 from lm_eval_proca.score_table import ScoreTable
+from lm_eval_proca.statistics import Observation
 
 if TYPE_CHECKING:
     from lm_eval_proca.calibration.base import Calibrator
 
 
-def templates(tables: Sequence[ScoreTable], calibrators: Mapping[str, Calibrator]) -> list[Row]:
+def templates(tables: Sequence[ScoreTable], calibrators: Mapping[str, Calibrator]) -> list[Observation]:
     """Accuracy of every method under every prompt; the task's name says the template."""
     return [
         {**prompt_of(table), "calibrator": name, "accuracy": accuracy}
@@ -23,20 +23,15 @@ def templates(tables: Sequence[ScoreTable], calibrators: Mapping[str, Calibrator
     ]
 
 
-def proportions(tables: Sequence[ScoreTable], calibrators: Mapping[str, Calibrator]) -> list[Row]:
+def proportions(tables: Sequence[ScoreTable], calibrators: Mapping[str, Calibrator]) -> list[Observation]:
     """Accuracy of every method per number of positive demonstrations and order (two labels)."""
-    rows = []
+    observed = []
     for table in tables:
-        need_two_labels(table, "proportions")
-        counts, order = (table.metadata.get(key) for key in ("demonstration_counts", "order_seed"))
-        if counts is None or order is None:
-            raise ScoreTableError(
-                f"The analysis `proportions` needs runs with the settings demonstration_counts and order_seed, a table "
-                f"of {table.metadata.get('task')} has none; let the command make its runs (--model_args)."
-            )
+        counts = table.metadata["demonstration_counts"]
         positives = int((counts.split("/") if isinstance(counts, str) else counts)[1])
-        for name, accuracy in accuracies(table, calibrators).items():
-            rows.append(
-                {**prompt_of(table), "positives": positives, "order": order, "calibrator": name, "accuracy": accuracy}
-            )
-    return rows
+        run = {**prompt_of(table), "positives": positives, "order": table.metadata["order_seed"]}
+        observed += [
+            {**run, "calibrator": name, "accuracy": accuracy}
+            for name, accuracy in accuracies(table, calibrators).items()
+        ]
+    return observed

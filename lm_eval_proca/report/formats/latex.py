@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lm_eval_proca.report.comparison import Report
-from lm_eval_proca.report.tables import DASH, FEWER_SEEDS, NOT_AVERAGED, Cell, Table, all_tables
+from lm_eval_proca.report.tables import DASH, FEWER_SEEDS, NOT_AVERAGED, Entry, Table, all_tables
 
 _ESCAPES = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "_": r"\_", "%": r"\%",
@@ -31,7 +31,7 @@ def _table(table: Table) -> str:
         r"\toprule",
         " & ".join(escape(name) for name in table.columns) + r" \\",
         r"\midrule",
-        *(" & ".join(_cell(cell) for cell in row) + r" \\" for row in table.rows),
+        *(" & ".join(_entry(entry) for entry in row) + r" \\" for row in table.rows),
         r"\bottomrule",
         r"\end{tabular}",
         r"\end{table}",
@@ -39,10 +39,10 @@ def _table(table: Table) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _cell(cell: Cell) -> str:
-    text = rf"\textbf{{{escape(cell.text)}}}" if cell.bold else escape(cell.text)
-    if cell.spread:
-        text += rf"$_{{{cell.spread}}}$"
-    if cell.note:
-        text += ("" if cell.note.startswith((FEWER_SEEDS, NOT_AVERAGED)) else "~") + escape(cell.note)
+def _entry(entry: Entry) -> str:
+    text = rf"\textbf{{{escape(entry.text)}}}" if entry.bold else escape(entry.text)
+    if entry.spread:
+        text += rf"$_{{{entry.spread}}}$"
+    if entry.note:
+        text += ("" if entry.note.startswith((FEWER_SEEDS, NOT_AVERAGED)) else "~") + escape(entry.note)
     return text

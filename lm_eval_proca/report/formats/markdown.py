@@ -6,7 +6,7 @@ import html
 import re
 
 from lm_eval_proca.report.comparison import Report
-from lm_eval_proca.report.tables import Cell, all_tables, caption_once
+from lm_eval_proca.report.tables import Entry, all_tables, caption_once
 
 
 def render(report: Report) -> str:
@@ -14,7 +14,7 @@ def render(report: Report) -> str:
     for table, caption in caption_once(all_tables(report)):
         numeric = [any(row[k].number for row in table.rows) for k in range(len(table.columns))]
         lines = [_row([escape(name) for name in table.columns]), _row(["---:" if n else ":---" for n in numeric])]
-        lines += [_row([_cell(cell) for cell in row]) for row in table.rows]
+        lines += [_row([_entry(entry) for entry in row]) for row in table.rows]
         parts += [f"### {escape(table.title)}", "\n".join(lines), *([escape(caption)] if caption else [])]
     if report.notices:
         parts.append("\n".join(f"- **{notice.kind}**: {escape(notice.text)}" for notice in report.notices))
@@ -30,6 +30,6 @@ def _row(cells: list[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _cell(cell: Cell) -> str:
-    text = f"**{escape(cell.text)}**" if cell.bold else escape(cell.text)
-    return text + (f" ±{cell.spread}" if cell.spread else "") + (f" {escape(cell.note)}" if cell.note else "")
+def _entry(entry: Entry) -> str:
+    text = f"**{escape(entry.text)}**" if entry.bold else escape(entry.text)
+    return text + (f" ±{entry.spread}" if entry.spread else "") + (f" {escape(entry.note)}" if entry.note else "")

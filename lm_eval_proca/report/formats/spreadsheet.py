@@ -6,7 +6,7 @@ import csv
 import io
 
 from lm_eval_proca.report.comparison import Report
-from lm_eval_proca.report.leaderboard import Comparison, Row
+from lm_eval_proca.report.leaderboard import Comparison, Standing
 
 COLUMNS = (
     "model", "shots", "method", "dataset", "accuracy", "sd", "seeds", "best", "in_average", "gain", "p_value", "p_holm",
@@ -20,20 +20,20 @@ def render(report: Report) -> str:
     target = io.StringIO()
     writer = csv.DictWriter(target, COLUMNS, lineterminator="\n")
     writer.writeheader()
-    rows = {(board.shots, row.model, row.method): row for board in report.leaderboards for row in board.rows}
+    standings = {(board.shots, one.model, one.method): one for board in report.leaderboards for one in board.standings}
     for block in report.blocks:
         for method in block.methods:
-            row = rows[block.shots, block.model, method]
-            against_raw = {one.dataset: one for one in row.against_raw}
+            standing = standings[block.shots, block.model, method]
+            against_raw = {one.dataset: one for one in standing.against_raw}
             common = {"model": _plain(block.model), "shots": block.shots, "method": _plain(method)}
             for dataset in report.datasets_of(block.model):
                 line = {**common, "dataset": _plain(dataset.name), "in_average": int(dataset in block.averaged)}
-                score = block.scores.get((method, dataset))
-                if score is not None:
-                    line |= {"accuracy": score.mean, "sd": score.sd, "seeds": len(score.by_seed)}
+                found = block.accuracies.get((method, dataset))
+                if found is not None:
+                    line |= {"accuracy": found.mean, "sd": found.sd, "seeds": len(found.by_seed)}
                     line |= {"best": int(method in block.best(dataset)), **_gain(against_raw.get(dataset))}
                 writer.writerow(line)
-            writer.writerow({**common, **_average(row, best=method in block.best(None))})
+            writer.writerow({**common, **_average(standing, best=method in block.best(None))})
     return target.getvalue()
 
 
@@ -44,8 +44,8 @@ def _gain(comparison: Comparison | None) -> dict[str, float | None]:
     return {"gain": comparison.difference, "p_value": p_value, "p_holm": comparison.p_holm}
 
 
-def _average(row: Row, best: bool) -> dict[str, object]:
-    return {"dataset": AVERAGE, "accuracy": row.average.mean, "best": int(best), "gain": row.gain, "rank": row.rank}
+def _average(one: Standing, best: bool) -> dict[str, object]:
+    return {"dataset": AVERAGE, "accuracy": one.average.mean, "best": int(best), "gain": one.gain, "rank": one.rank}
 
 
 def _plain(text: str) -> str:

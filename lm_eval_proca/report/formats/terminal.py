@@ -10,7 +10,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from lm_eval_proca.report.comparison import Report
-from lm_eval_proca.report.tables import Cell, all_tables, caption_once
+from lm_eval_proca.report.tables import Entry, all_tables, caption_once
 
 NATURAL_WIDTH = 1000
 """Wider than any table: nothing is folded when the output is a file or a pipe."""
@@ -29,7 +29,7 @@ def render(report: Report, width: int | None = None, color: bool = False) -> str
         for name, is_number in zip(table.columns, numeric, strict=True):
             drawn.add_column(Text(name), justify="right" if is_number else "left", overflow="fold")
         for row in table.rows:
-            drawn.add_row(*(_text(cell, color) for cell in row))
+            drawn.add_row(*(_text(entry, color) for entry in row))
         console.print(drawn)
         if caption:
             console.print(Text(caption, style="dim"), width=words)
@@ -39,11 +39,11 @@ def render(report: Report, width: int | None = None, color: bool = False) -> str
     return target.getvalue()
 
 
-def _text(cell: Cell, color: bool) -> Text:
-    best_without_bold = cell.bold and not color
-    text = Text(f"*{cell.text}" if best_without_bold else cell.text, style="bold" if cell.bold else "")
-    if cell.spread:
-        text.append(f" ±{cell.spread}", style="not bold dim")
-    if cell.note:
-        text.append(f" {cell.note}", style="not bold")
+def _text(entry: Entry, color: bool) -> Text:
+    best_without_bold = entry.bold and not color
+    text = Text(f"*{entry.text}" if best_without_bold else entry.text, style="bold" if entry.bold else "")
+    if entry.spread:
+        text.append(f" ±{entry.spread}", style="not bold dim")
+    if entry.note:
+        text.append(f" {entry.note}", style="not bold")
     return text

@@ -4,20 +4,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from scipy.special import softmax
-from sklearn.metrics import accuracy_score, f1_score
 
 from lm_eval_proca import BatchCalibrator, ContextualCalibrator, PrototypicalCalibrator
-from lm_eval_proca.calibration import metrics
 from lm_eval_proca.errors import CalibrationError
-from lm_eval_proca.experiments.calibrate import (
+from lm_eval_proca.experiments.recalibration import (
     accuracies,
-    calibrate,
     calibrators_of_run,
-    draw_resamples,
     fit,
     make_calibrators,
-    measure,
+    not_finite,
+    recalibrate,
 )
 from lm_eval_proca.score_table import ScoreTable
 from tests.score_tables import made_table
@@ -29,33 +25,9 @@ def without(table: ScoreTable, *roles: str) -> ScoreTable:
     return replace(table, **columns)
 
 
-@pytest.mark.parametrize("labels", [2, 5])
-def test_measures_and_intervals_are_those_of_the_plain_functions(labels: int) -> None:
-    rng = np.random.default_rng(labels)
-    gold = rng.integers(labels, size=60)
-    proba = softmax(rng.normal(size=(60, labels)) + np.eye(labels)[gold], axis=1)
-    predicted = proba.argmax(axis=1)
-    found = measure(gold, proba, predicted, draw_resamples(60, n_resamples=200))
-
-    assert found["accuracy"].value == accuracy_score(gold, predicted)
-    assert found["macro_f1"].value == pytest.approx(f1_score(gold, predicted, average="macro"))
-    assert found["brier"].value == pytest.approx(
-        np.mean([np.sum((p - np.eye(labels)[g]) ** 2) for g, p in zip(gold, proba, strict=True)])
-    )
-    plain = {
-        "accuracy": (metrics.accuracy, predicted),
-        "macro_f1": (metrics.macro_f1, predicted),
-        "brier": (metrics.brier_score, proba),
-        "ece": (metrics.expected_calibration_error, proba),
-    }
-    for name, (function, argument) in plain.items():
-        expected = (function(gold, argument), *metrics.bootstrap_interval(function, gold, argument, n_resamples=200))
-        assert tuple(found[name]) == pytest.approx(expected), name
-
-
 def test_raw_stands_beside_every_calibrator_of_the_run() -> None:
     table = made_table()
-    raw, *calibrated = calibrate(table, calibrators_of_run(table))
+    raw, *calibrated = recalibrate(table, calibrators_of_run(table))
     gold = table.gold_of("eval")
     assert raw.name == "none"
     assert raw.measures["accuracy"].value == np.mean(table.scores_of("eval").argmax(axis=1) == gold)
@@ -96,12 +68,41 @@ def test_filters_of_the_run_keep_their_names_and_parameters() -> None:
 
 def test_without_an_estimate_set_the_evaluation_rows_stand_in_and_contextual_calibration_is_left_out() -> None:
     table = without(made_table(), "estimate", "content_free")
-    measured = calibrate(table, make_calibrators(["bc", "conca"]))
+    measured = recalibrate(table, make_calibrators(["bc", "conca"]))
     assert [row.name for row in measured] == ["none", "bc"]
     expected = BatchCalibrator().fit(table.scores_of("eval"))
     np.testing.assert_array_equal(measured[1].calibrator.mean_log_proba_, expected.mean_log_proba_)
-    with pytest.raises(CalibrationError, match="fitted on content-free inputs"):
+    with pytest.raises(CalibrationError, match="finite scores of content-free inputs"):
         fit(ContextualCalibrator(), table)
+
+
+def test_a_part_of_the_rows_is_what_is_fitted() -> None:
+    table, part = made_table(), np.array([5, 2, 99])
+    fitted = fit(BatchCalibrator(), table, rows=part)
+    expected = BatchCalibrator().fit(table.scores_of("estimate")[part])
+    np.testing.assert_array_equal(fitted.mean_log_proba_, expected.mean_log_proba_)
+
+
+def test_fitting_leaves_the_calibrator_as_it_was() -> None:
+    calibrator = BatchCalibrator()
+    assert fit(calibrator, made_table()) is not calibrator
+    assert not hasattr(calibrator, "mean_log_proba_")
+
+
+@pytest.mark.parametrize(("row", "where"), [(3, "eval document 3"), (-1, "content-free document 2")])
+@pytest.mark.parametrize("score", [np.nan, -np.inf])
+def test_scores_that_are_not_finite_leave_the_raw_row(row: int, where: str, score: float) -> None:
+    table = made_table()
+    complete = recalibrate(table, {})[0].measures
+    table.scores[row, 1] = score
+    assert not_finite(table) == f"the score of 'Positive' for {where} is {score}"
+    [raw] = recalibrate(table, calibrators_of_run(table))
+    predicted = np.argmax(table.scores_of("eval"), axis=1)  # as lm-eval predicts
+    assert raw.measures["accuracy"].value == np.mean(predicted == table.gold_of("eval"))
+    assert (raw.measures["brier"].value is None) == (row == 3 and np.isnan(score))
+    if row == -1:
+        assert raw.measures == complete
+    assert not_finite(made_table()) is None
 
 
 @pytest.mark.parametrize(

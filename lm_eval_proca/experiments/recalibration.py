@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy.special import softmax
+from sklearn.base import clone
 
-from lm_eval_proca.calibration.metrics import accuracy, brier_score, expected_calibration_error, macro_f1
 from lm_eval_proca.calibration.registry import CALIBRATORS, get_calibrator
 from lm_eval_proca.errors import CalibrationError
 from lm_eval_proca.score_table import ScoreTable
+from lm_eval_proca.statistics import Interval, accuracy, measures
 
 if TYPE_CHECKING:
     from lm_eval_proca.calibration.base import Calibrator
@@ -21,17 +22,6 @@ Params = Mapping[str, Mapping[str, Any]]
 
 RAW = "none"
 """lm-eval's name for scores that no filter has changed."""
-
-
-ECE_BINS = 15
-
-
-class Interval(NamedTuple):
-    """A measure and its 95 % bootstrap interval over evaluation rows (not over prompts or estimate sets)."""
-
-    value: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True)
@@ -43,57 +33,18 @@ class Measured:
     measures: dict[str, Interval]
 
 
-def calibrate(table: ScoreTable, calibrators: Mapping[str, Calibrator]) -> list[Measured]:
+def recalibrate(table: ScoreTable, calibrators: Mapping[str, Calibrator]) -> list[Measured]:
     """Raw scores, then every calibrator that the table can fit, measured on the evaluation rows."""
     scores, gold = table.scores_of("eval"), table.gold_of("eval")
-    resamples = draw_resamples(len(gold))
-    found = [Measured(RAW, None, measure(gold, softmax(scores, axis=1), np.argmax(scores, axis=1), resamples))]
+    with np.errstate(invalid="ignore"):  # of scores that are not finite, which have no probabilities
+        raw = softmax(scores, axis=1)
+    found = [Measured(RAW, None, measures(gold, raw, np.argmax(scores, axis=1)))]
     for name, calibrator in calibrators.items():
         if can_fit(calibrator, table):
             fitted = fit(calibrator, table)
             log_proba = fitted.predict_log_proba(scores)
-            measures = measure(gold, np.exp(log_proba), np.argmax(log_proba, axis=1), resamples)
-            found.append(Measured(name, fitted, measures))
+            found.append(Measured(name, fitted, measures(gold, np.exp(log_proba), np.argmax(log_proba, axis=1))))
     return found
-
-
-def draw_resamples(rows: int, *, n_resamples: int = 1000, random_state: int = 0) -> np.ndarray:
-    """How often each row is in each resample, shape (n_resamples, rows): those of `bootstrap_interval`."""
-    rng = np.random.default_rng(random_state)
-    counts = [np.bincount(rng.integers(rows, size=rows), minlength=rows) for _ in range(n_resamples)]
-    return np.array(counts, dtype=np.float64)
-
-
-def measure(gold: np.ndarray, proba: np.ndarray, predicted: np.ndarray, resamples: np.ndarray) -> dict[str, Interval]:
-    """Accuracy, macro-F1, Brier score and expected calibration error with bootstrap intervals.
-
-    All four are functions of sums over rows, so that matrix products give them for all resamples at once.
-    """
-    labels = np.eye(proba.shape[1])
-    right = (predicted == gold).astype(np.float64)
-    squared_error = np.square(proba - labels[gold]).sum(axis=1)
-    confidence = proba.max(axis=1)
-    surplus = (proba.argmax(axis=1) == gold) - confidence
-    bins = np.clip(np.ceil(confidence * ECE_BINS).astype(int) - 1, 0, ECE_BINS - 1)
-
-    hits = resamples @ (labels[gold] * right[:, None])
-    occurrences = resamples @ (labels[gold] + labels[predicted])
-    f1 = np.divide(2 * hits, occurrences, out=np.zeros_like(hits), where=occurrences > 0)
-    resampled = {
-        "accuracy": resamples @ right / len(gold),
-        "macro_f1": f1.sum(axis=1) / (occurrences > 0).sum(axis=1),
-        "brier": resamples @ squared_error / len(gold),
-        "ece": np.abs(resamples @ (np.eye(ECE_BINS)[bins] * surplus[:, None])).sum(axis=1) / len(gold),
-    }
-    values = {
-        "accuracy": accuracy(gold, predicted),
-        "macro_f1": macro_f1(gold, predicted),
-        "brier": brier_score(gold, proba),
-        "ece": expected_calibration_error(gold, proba, n_bins=ECE_BINS),
-    }
-    return {
-        name: Interval(value, *np.quantile(resampled[name], [0.025, 0.975]).tolist()) for name, value in values.items()
-    }
 
 
 def make_calibrators(names: Iterable[str], params: Params | None = None) -> dict[str, Calibrator]:
@@ -147,27 +98,47 @@ def role_to_fit(calibrator: Calibrator, table: ScoreTable) -> str:
     return "eval" if calibrator.fits_on == "estimate" and not has_estimate_set(table) else calibrator.fits_on
 
 
+def not_finite(table: ScoreTable) -> str | None:
+    """Why a table cannot be calibrated: which of its scores is no finite number."""
+    unusable = np.argwhere(~np.isfinite(table.scores))
+    if not len(unusable):
+        return None
+    row, label = unusable[0]
+    others = f" (and {len(unusable) - 1} more)" if len(unusable) > 1 else ""
+    return (
+        f"the score of {table.labels[label]!r} for {table.role[row].replace('_', '-')} document {table.index[row]} is "
+        f"{table.scores[row, label]}{others}"
+    )
+
+
 def can_fit(calibrator: Calibrator, table: ScoreTable) -> bool:
-    """Whether the table has the rows that this calibrator is fitted on."""
-    return bool((table.role == role_to_fit(calibrator, table)).any())
+    """Whether the table has the rows that this calibrator is fitted on, and finite scores."""
+    return bool((table.role == role_to_fit(calibrator, table)).any()) and not_finite(table) is None
 
 
-def fit(calibrator: Calibrator, table: ScoreTable) -> Calibrator:
-    """Fit on the rows of the table that the calibrator wants; it never sees a label."""
+def fit(calibrator: Calibrator, table: ScoreTable, *, rows: np.ndarray | None = None) -> Calibrator:
+    """A copy of the calibrator, fitted on the rows of the table that it wants; it never sees a label.
+
+    `rows` takes some of them, by their positions in document order.
+    """
     if not can_fit(calibrator, table):
         raise CalibrationError(
-            f"{type(calibrator).__name__} is fitted on {calibrator.fits_on.replace('_', '-')} inputs, and there is no "
-            f"score of one; only a run of a calibrated task with --metadata proca.scores_dir=DIR keeps them."
+            f"{type(calibrator).__name__} is fitted on finite scores of {calibrator.fits_on.replace('_', '-')} inputs, "
+            f"which this table does not have; only a run of a calibrated task with --metadata proca.scores_dir=DIR "
+            f"keeps them."
         )
     scores = table.scores_of(role_to_fit(calibrator, table))
-    return calibrator.fit(scores, labels=table.metadata.get("labels"), origin=table.origin)
+    return clone(calibrator).fit(
+        scores if rows is None else scores[rows], labels=table.metadata.get("labels"), origin=table.origin
+    )
 
 
 def accuracy_of(table: ScoreTable, calibrator: Calibrator | None = None) -> float:
     """Accuracy on the evaluation rows: of a fitted calibrator, or of the raw scores as lm-eval computes it."""
-    scores, gold = table.scores_of("eval"), table.gold_of("eval")
-    predicted = np.argmax(scores, axis=1) if calibrator is None else calibrator.predict(scores)
-    return float(np.mean(predicted == gold))
+    scores = table.scores_of("eval")
+    return accuracy(
+        table.gold_of("eval"), np.argmax(scores, axis=1) if calibrator is None else calibrator.predict(scores)
+    )
 
 
 def accuracies(table: ScoreTable, calibrators: Mapping[str, Calibrator]) -> dict[str, float]:
