@@ -129,12 +129,12 @@ def weights_and_rest(model: Part) -> tuple[str | None, Part]:
 # ------------------------------------------------------------------ tasks
 
 
-class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Reads a task's YAML without importing its functions."""
-
-
 class _Function(str):
-    """What `!function` names."""
+    """What `!function` names; the file that defines it is not imported."""
+
+
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    pass
 
 
 _Loader.add_constructor("!function", lambda loader, node: _Function(loader.construct_scalar(node)))
@@ -170,17 +170,19 @@ def _with_functions(value: Any, folder: Path) -> Any:
         return [_with_functions(one, folder) for one in value]
     if not isinstance(value, _Function):
         return value
-    module = value.rpartition(".")[0]
+    file = _defining_file(value.rpartition(".")[0], folder)
+    return {"function": str(value), "content": content(file) if file else None}
+
+
+def _defining_file(module: str, folder: Path) -> str | Path | None:
     beside = folder / f"{module.replace('.', '/')}.py"
-    if beside.exists():
-        return {"function": str(value), "content": content(beside)}
-    if module.partition(".")[0] == "lm_eval_proca":  # PROCEDURE says whether it still does the same
-        return {"function": str(value)}
+    if beside.exists() or module.startswith("lm_eval_proca"):  # whether ours still do the same, PROCEDURE says
+        return beside
     try:
         found = importlib.util.find_spec(module)
     except (ImportError, ValueError):  # the task itself will say so
-        found = None
-    return {"function": str(value), "content": content(found.origin) if found and found.origin else None}
+        return None
+    return found.origin if found else None
 
 
 def _files(config: Mapping[str, Any], settings: Mapping[str, Any]) -> Part:
@@ -188,12 +190,11 @@ def _files(config: Mapping[str, Any], settings: Mapping[str, Any]) -> Part:
     estimate, folder = settings.get("estimate_file"), data_folder(config, settings)
     paths: dict[str, list[Path]] = {}
     if folder is not None:
-        paths["data_dir"] = sorted(folder.glob("*.jsonl")) or _inside(folder)
+        paths["data_dir"] = sorted(folder.glob("*.jsonl")) or sorted(folder.rglob("*.*"))
     for name in _texts([config.get("dataset_path"), config.get("dataset_kwargs")]):
-        found = _inside(Path(name)) if os.path.isdir(name) else sorted(map(Path, glob(name)))
-        if found:
+        if found := sorted(Path(name).rglob("*.*") if os.path.isdir(name) else map(Path, glob(name))):
             paths[name] = found
-    hashes: Part = {name: {path.name: content(path) for path in of_name} for name, of_name in paths.items()}
+    hashes: Part = {name: [[path.name, content(path)] for path in of_name] for name, of_name in paths.items()}
     return hashes if estimate is None else {"estimate_file": content(estimate), **hashes}
 
 
@@ -204,10 +205,6 @@ def data_folder(config: Mapping[str, Any], settings: Mapping[str, Any]) -> Path 
     if given is None or config.get("custom_dataset") is not None or names_its_files:
         return None
     return Path(given).expanduser() / (name or config.get("dataset_name") or Path(str(config.get("dataset_path"))).name)
-
-
-def _inside(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -243,21 +240,11 @@ def _content(path: Path, size: int, mtime_ns: int) -> str:
 def run_identity(
     model: Part, task_file: str | os.PathLike[str] | None, settings: Mapping[str, Any], **run: Any
 ) -> Identity:
-    """What decides a run.
+    """What decides a run of a model on the task of a YAML file, if it has one.
 
-    Parameters
-    ----------
-    model : dict
-        Of :func:`model_identity`.
-    task_file : path
-        The task's YAML; None for a task that was made without one.
-    settings : mapping
-        The `calibration:` block after overrides. Of files and folders their content counts, not their place.
-    run : optional
-        Shots, seed, limit.
-
-    lm-eval's version is part of it because it builds prompts and requests, and ours as PROCEDURE. torch and
-    transformers are not: within one model's arguments they change the last digits of a score.
+    `settings` are the `calibration:` block after overrides; of files and folders the content counts, not the place.
+    `run` is shots, seed and limit. lm-eval's version is part of it because it builds prompts and requests; ours is as
+    PROCEDURE. Those of torch and transformers are not: they change the last digits of a score.
     """
     config = task_config(task_file) if task_file else {}
     places = ("scores_dir", "data_dir", "data_folder", "estimate_file")

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from lm_eval_proca.errors import ModelError, ScoreTableError, TaskError
 from lm_eval_proca.experiments.task_files import find_single_task
-from lm_eval_proca.harness.settings import DATA_DIR_VARIABLE, KNOWN, PREFIX, read_settings
+from lm_eval_proca.harness.settings import DATA_DIR_VARIABLE, PREFIX, read_settings
 from lm_eval_proca.identity import (
     BACKEND,
     IDENTITY_FILE,
@@ -71,14 +71,10 @@ class Cell:
     @property
     def name(self) -> str:
         """What a reader tells cells apart by; of files only the identity knows the content."""
-        parts = [_readable(self.task), f"{self.num_fewshot}shot", f"seed{self.seed}"]
-        if self.limit is not None:
-            parts.append(f"limit{self.limit}")
-        if self.generated:
-            parts.append("generated")
-        return _joined(
-            [*parts, *(f"{key}={_readable(value)}" for key, value in self.settings if key not in PATH_SETTINGS)]
-        )
+        parts = [self.task, f"{self.num_fewshot}shot", f"seed{self.seed}"]
+        parts += [] if self.limit is None else [f"limit{self.limit}"]
+        parts += ["generated"] if self.generated else []
+        return _readable([*parts, *(f"{key}={value}" for key, value in self.settings if key not in PATH_SETTINGS)])
 
     def identity(self, model: Model) -> Identity:
         """Of the run of this cell by a model; reads the task's files as they are now."""
@@ -131,9 +127,9 @@ class Model:
     def name(self) -> str:
         """The folder's name: weights, backend, and every other argument that could change a score."""
         weights, others = weights_and_rest(self.identity)
-        backend = others.pop(BACKEND)
-        arguments = (f"{key}={_readable(others[key])}" for key in sorted(others))
-        return _joined([_readable(weights or "default"), backend, *arguments])
+        backend, weights = others.pop(BACKEND), weights or "default"
+        short = Path(weights).name if os.path.isabs(weights) else weights
+        return _readable([short, backend, *(f"{key}={others[key]}" for key in sorted(others))], self.identity)
 
     def load(self) -> LM:
         """The model itself; the same object on every call."""
@@ -211,9 +207,7 @@ def settings_from_metadata(metadata: Mapping[str, Any]) -> tuple[tuple[str, Any]
     settings = {key[len(PREFIX) + 1 :]: value for key, value in metadata.items()}
     if "scores_dir" in settings:
         raise TaskError(f"Leave {PREFIX}.scores_dir out: every cell keeps its score table in its own folder.")
-    unknown = sorted(set(settings) - set(KNOWN))
-    if unknown:
-        raise TaskError(f"Unknown setting {', '.join(unknown)} in --metadata; the known ones are {', '.join(KNOWN)}.")
+    read_settings("every task", {}, metadata)
     if os.environ.get(DATA_DIR_VARIABLE):
         settings.setdefault("data_dir", os.environ[DATA_DIR_VARIABLE])
     return tuple(settings.items())
@@ -224,19 +218,7 @@ def _known_file(task: str) -> Path:
     return find_single_task(task)[1]
 
 
-def _readable(value: Any) -> str:
-    """A value as part of a file name: itself if it can be, else its last part and a hash of the whole."""
-    text = "/".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
-    if re.fullmatch(r"[\w.+-]+", text):
-        return text
-    if re.fullmatch(r"\d+(/\d+)+", text):  # demonstration_counts: 3/5
-        return text.replace("/", "-")
-    if re.fullmatch(r"[\w.-]+/[\w.-]+", text):  # a name on the hub, written as lm-eval does
-        return text.replace("/", "__")
-    last = re.sub(r"[^\w.+-]+", "_", text.rstrip("/").rsplit("/", 1)[-1])
-    return f"{last}~{digest(text, 8)}"
-
-
-def _joined(parts: list[str]) -> str:
-    name = "-".join(parts)
-    return name if len(name.encode()) <= LONGEST_NAME else f"{name[: LONGEST_NAME // 2]}~{digest(name, 8)}"
+def _readable(parts: Iterable[str], identity: Part | None = None) -> str:
+    """A file name that tells a reader what is in it; only the digest of an identity tells everything apart."""
+    name = re.sub(r"[^\w.+=-]+", "_", "-".join(parts).replace("/", "__"), flags=re.ASCII)[:LONGEST_NAME]
+    return name if identity is None else f"{name}-{digest(identity)}"
