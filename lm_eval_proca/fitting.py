@@ -40,21 +40,9 @@ def fit_all(table: ScoreTable, calibrators: Mapping[str, Calibrator]) -> tuple[d
 
 
 def _fit(table: ScoreTable, calibrator: Calibrator) -> Fit:
-    _check_finite(table, ("eval", calibrator.fits_on))
+    if problem := table.not_finite(("eval", calibrator.fits_on)):
+        raise CalibrationError(f"{problem}; calibration needs finite scores (try another dtype).")
     scores = table.scores_of(calibrator.fits_on)
     fitted = clone(calibrator).fit(scores, labels=table.labels, origin=table.origin)
     log_proba = fitted.predict_log_proba(table.scores_of("eval"))
     return Fit(fitted, table.index_of("eval").tolist(), log_proba)
-
-
-def _check_finite(table: ScoreTable, roles: tuple[str, ...]) -> None:
-    finite = np.isfinite(table.scores)
-    bad = np.flatnonzero(np.isin(table.role, roles) & ~finite.all(axis=1))
-    if len(bad):
-        row, label = bad[0], int(np.argmin(finite[bad[0]]))
-        others = f" (and further ones for {len(bad) - 1} documents)" if len(bad) > 1 else ""
-        raise CalibrationError(
-            f"The model gave {table.scores[row, label]} as the score of label {table.labels[label]!r} for "
-            f"{table.role[row].replace('_', '-')} document {table.index[row]}{others}; calibration needs finite "
-            f"scores (try another dtype)."
-        )

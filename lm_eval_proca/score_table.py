@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-import re
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,15 +25,9 @@ NO_GOLD = -1
 
 _ORIGIN = ("task", "model", "num_fewshot", "seed", "prompt_hash")
 _METADATA_KEY = b"lm_eval_proca"
-_SECRET = re.compile(r"(^|_)(api_?key|key|token|secret|password|auth|headers?)($|_)", re.IGNORECASE)
 
 
-def without_secrets(model_args: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of a model less keys and tokens: what may be written into a file."""
-    return {key: value for key, value in model_args.items() if not _SECRET.search(key)}
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ScoreTable:
     """Documents by labels, with the role of each document.
 
@@ -50,9 +43,9 @@ class ScoreTable:
         Label index of estimate rows where the data has one, else -1. Calibrators never see it; only analyses
         (class imbalance, the supervised ceiling) read it.
     scores : ndarray of float64, shape (n, labels)
-        Log-likelihood of each label as lm-eval returned it.
+        Log-likelihood of each label as lm-eval returned it; NaN and -inf are kept, they were paid for too.
     metadata : dict
-        Where the scores come from: model, task, shots, seeds, label words, hashes, versions.
+        Where the scores come from: model, task, shots, seeds, label words, identity, hashes, versions.
     """
 
     role: np.ndarray
@@ -72,6 +65,30 @@ class ScoreTable:
                 f"scores of shape {self.scores.shape}."
             )
 
+    def __eq__(self, other: object) -> bool:
+        """The same rows in the same order, bit by bit, with the same metadata."""
+        if not isinstance(other, ScoreTable):
+            return NotImplemented
+        columns = ("role", "index", "gold", "estimate_gold")
+        return (
+            self.metadata == other.metadata
+            and all(np.array_equal(getattr(self, name), getattr(other, name)) for name in columns)
+            and np.array_equal(self.scores, other.scores, equal_nan=True)
+        )
+
+    def not_finite(self, roles: Sequence[str] = ROLES) -> str | None:
+        """Which scores of documents of these roles are not finite numbers, in words; None if all are."""
+        finite = np.isfinite(self.scores)
+        bad = np.flatnonzero(np.isin(self.role, roles) & ~finite.all(axis=1))
+        if not len(bad):
+            return None
+        row, label = bad[0], int(np.argmin(finite[bad[0]]))
+        others = f" (and further ones for {len(bad) - 1} documents)" if len(bad) > 1 else ""
+        return (
+            f"The model gave {self.scores[row, label]} as the score of label {self.labels[label]!r} for "
+            f"{str(self.role[row]).replace('_', '-')} document {self.index[row]}{others}"
+        )
+
     @property
     def labels(self) -> list[str]:
         """The label words, in the order of the score columns."""
@@ -81,7 +98,8 @@ class ScoreTable:
     def origin(self) -> dict[str, Any]:
         """Model and prompt behind the scores, as far as they are known: what a calibrator depends on."""
         known = {key: self.metadata.get(key) for key in _ORIGIN}
-        return {key: value for key, value in known.items() if value not in (None, "unknown")}
+        known["model_args"] = self.metadata.get("identity", {}).get("model")
+        return {key: value for key, value in known.items() if value not in (None, {}, "unknown")}
 
     def scores_of(self, role: str) -> np.ndarray:
         """Scores of one role in document order, shape (m, labels)."""
@@ -135,7 +153,7 @@ class ScoreTable:
             ) from error
         try:
             metadata = json.loads((table.schema.metadata or {})[_METADATA_KEY])
-            version = metadata["format_version"]
+            version = metadata.pop("format_version")
         except (KeyError, ValueError, TypeError) as error:
             raise ScoreTableError(f"{path} is a Parquet file but not a score table of lm-eval-proca.") from error
         if version != FORMAT_VERSION:
@@ -143,13 +161,12 @@ class ScoreTable:
                 f"{path} has score table format {version}, this lm-eval-proca reads format {FORMAT_VERSION}; "
                 f"read it with the version that wrote it, or score again."
             )
-        columns = [f"score_{k}" for k in range(len(metadata.get("labels", [])))]
-        missing = {"role", "index", "gold", "estimate_gold", *columns} - set(table.column_names)
-        if missing or not columns:
-            raise ScoreTableError(f"{path} lacks the columns {sorted(missing) or 'score_0 ...'}; it was changed.")
+        found = [name for name in table.column_names if name.startswith("score_")]
+        columns = [f"score_{k}" for k in range(len(metadata.get("labels") or found))]
+        missing = {"role", "index", "gold", "estimate_gold", "score_0", *columns} - set(table.column_names)
+        if missing:
+            raise ScoreTableError(f"{path} lacks the columns {', '.join(sorted(missing))}; it was changed.")
         scores = np.column_stack([table[name].to_numpy() for name in columns]).astype(np.float64)
-        if not np.isfinite(scores).all():
-            raise ScoreTableError(f"{path} holds scores that are not finite numbers; it was changed or damaged.")
         return cls(
             role=np.asarray(table["role"].to_pylist(), dtype=str),
             index=table["index"].to_numpy().astype(np.int64),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -37,11 +38,35 @@ def test_rows_of_a_role_come_in_document_order(table: ScoreTable):
 def test_what_is_written_is_read(table: ScoreTable, tmp_path: Path):
     path = table.save(tmp_path / "deep" / "run.parquet")
     again = ScoreTable.load(path)
-    for column in ("role", "index", "gold", "estimate_gold", "scores"):
-        assert np.array_equal(getattr(again, column), getattr(table, column)), column
+    assert again == table
     assert again.labels == ["bad", "good"]
-    assert again.metadata["task"] == "t"
     assert [file.name for file in path.parent.iterdir()] == ["run.parquet"]
+
+
+def test_a_table_without_labels_is_read_too(table: ScoreTable, tmp_path: Path):
+    unnamed = replace(table, metadata={"task": "t"})
+    again = ScoreTable.load(unnamed.save(tmp_path / "run.parquet"))
+    assert again == unnamed
+    assert again.labels == ["0", "1"]
+
+
+@pytest.mark.parametrize("bad", [np.nan, -np.inf])
+def test_scores_that_are_not_finite_are_kept_and_told(table: ScoreTable, tmp_path: Path, bad: float):
+    assert table.not_finite() is None
+    scores = table.scores.copy()
+    scores[1, 1] = bad
+    broken = replace(table, scores=scores)
+    assert ScoreTable.load(broken.save(tmp_path / "run.parquet")) == broken
+    assert broken.not_finite() == f"The model gave {bad} as the score of label 'good' for estimate document 1"
+    assert broken.not_finite(["eval"]) is None
+
+
+def test_equality_is_of_rows_and_metadata(table: ScoreTable):
+    assert table == replace(table, scores=table.scores.copy())
+    assert table != replace(table, scores=table.scores + 1e-12)
+    assert table != replace(table, role=np.array(["eval"] * 5))
+    assert table != replace(table, metadata={**table.metadata, "task": "other"})
+    assert table != "a table"
 
 
 def test_gold_of_the_estimate_set_stays_out_of_the_gold_column(table: ScoreTable, tmp_path: Path):

@@ -81,14 +81,23 @@ def _in_order_of_fit(path: str, new: NewScores, calibrator: Calibrator) -> tuple
 def _note_other_origin(path: str, ours: Mapping[str, Any], fitted: Mapping[str, Any]) -> None:
     """Say so when the scores come from another model or prompt, on which the calibrator may do harm."""
     shared = [key for key in fitted if key in ours]
-    differing = [key for key in shared if ours[key] != fitted[key]]
+    # Arguments tell more than the name of the weights, which is one of them.
+    model = "model_args" if "model_args" in shared else "model"
     # One prompt can have two seeds, e.g. without demonstrations: where the hash is known, it decides.
     prompt = ["prompt_hash"] if "prompt_hash" in shared else ["task", "num_fewshot", "seed"]
-    others = [name for name, keys in (("model", ["model"]), ("prompt", prompt)) if set(keys) & set(differing)]
+    differing = [key for key in shared if ours[key] != fitted[key]]
+    others = [name for name, keys in (("model", [model]), ("prompt", prompt)) if set(keys) & set(differing)]
     if others:
-        details = ", ".join(f"{key} {ours[key]} instead of {fitted[key]}" for key in differing)
+        details = ", ".join(_instead(key, ours[key], fitted[key]) for key in differing)
         print(
             f"note: {path} has scores of another {' and '.join(others)} than the calibrator was fitted on ({details}); "
             f"fit one for them with `lm-eval-proca calibrate`.",
             file=sys.stderr,
         )
+
+
+def _instead(key: str, ours: Any, fitted: Any) -> str:
+    if not isinstance(ours, Mapping) or not isinstance(fitted, Mapping):
+        return f"{key} {ours} instead of {fitted}"
+    differing = (name for name in {**fitted, **ours} if ours.get(name) != fitted.get(name))
+    return ", ".join(_instead(name, ours.get(name, "unset"), fitted.get(name, "unset")) for name in differing)

@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     setup_logging("ERROR")  # LMEVAL_LOG_LEVEL, if set, wins: the progress would be buried
     name, file = find_single_task(args.task, args.include_path)
     settings = settings_from_metadata(key_values(args.metadata, "--metadata"))
-    task = load_task(Cell(name, 0, args.seed, settings=settings), file, {})
+    task = load_task(Cell(name, 0, args.seed, settings=settings, file=file), {})
     model_args = key_values(args.model_args, "--model_args")
     model = Model(args.model, model_args, batch_size=args.batch_size, device=args.device)
     size = args.size or task.settings.estimate_size

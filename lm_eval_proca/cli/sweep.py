@@ -6,7 +6,6 @@ import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lm_eval_proca.cli.options import add_backend_options, key_values, names, positive, whole_number
@@ -57,7 +56,6 @@ def run(args: argparse.Namespace) -> int:
 
     from lm_eval_proca.experiments import ranks
     from lm_eval_proca.experiments.cell import settings_from_metadata
-    from lm_eval_proca.experiments.generation import with_generated_estimate
     from lm_eval_proca.experiments.sweep import grid
     from lm_eval_proca.experiments.task_files import find_task_files
     from lm_eval_proca.harness.gather import is_first_process
@@ -69,41 +67,34 @@ def run(args: argparse.Namespace) -> int:
     settings = settings_from_metadata(key_values(args.metadata, "--metadata"))
     task_files = find_task_files(names(args.tasks), args.include_path)
     models = _models(args)
-    cells = {
-        model.name: grid(list(task_files), args.num_fewshot, args.seeds, limit=args.limit, settings=settings)
-        for model in models
-    }
-    if args.estimate == GENERATED:
-        for model in models:
-            cells[model.name] = [with_generated_estimate(c, model, args.output_path) for c in cells[model.name]]
-
+    generated = args.estimate == GENERATED
+    cells = grid(task_files, args.num_fewshot, args.seeds, limit=args.limit, settings=settings, generated=generated)
     work: dict[str, dict[Cell, float]] = {}
     if is_first_process():
-        work = _print_plan(cells, models, args, task_files)
+        work = _print_plan(cells, models, args)
     if args.dry_run:
         return 0
     try:
-        return _run_all(cells, models, args, task_files, work)
+        return _run_all(cells, models, args, work)
     except KeyboardInterrupt:
         print("\nInterrupted. Finished cells are kept; the same command goes on from here.", file=sys.stderr)
         return 130
 
 
 def _run_all(
-    cells: Mapping[str, Sequence[Cell]],
+    cells: Sequence[Cell],
     models: Sequence[Model],
     args: argparse.Namespace,
-    task_files: Mapping[str, Path],
     work: Mapping[str, Mapping[Cell, float]],
 ) -> int:
-    from lm_eval_proca.experiments.generation import generating_cells
-    from lm_eval_proca.experiments.runner import ordinary_cells, run_cells
+    from lm_eval_proca.experiments.generation import evaluate_generating
+    from lm_eval_proca.experiments.runner import run_cells
     from lm_eval_proca.harness.gather import is_first_process
 
-    evaluate = (generating_cells if args.estimate == GENERATED else ordinary_cells)(task_files)
+    evaluate = evaluate_generating if args.estimate == GENERATED else None
     outcomes: list[Outcome] = []
     for model in models:
-        outcomes += run_cells(cells[model.name], model, args.output_path, evaluate=evaluate, work=work.get(model.name))
+        outcomes += run_cells(cells, model, args.output_path, evaluate=evaluate, work=work.get(model.name))
         model.unload()
     failed = [outcome for outcome in outcomes if outcome.failure is not None]
     if is_first_process():
@@ -118,30 +109,33 @@ def _models(args: argparse.Namespace) -> list[Model]:
         Model(args.model, key_values(given, "--model_args"), batch_size=args.batch_size, device=args.device)
         for given in args.model_args
     ]
-    given_names = [model.name for model in models]
-    twice = next((name for name in given_names if given_names.count(name) > 1), None)
+    identities = [model.identity for model in models]
+    twice = next((model.name for model in models if identities.count(model.identity) > 1), None)
     if twice is not None:
         raise ModelError(f"The model {twice} is given twice; leave one --model_args out.")
     return models
 
 
 def _print_plan(
-    cells: Mapping[str, Sequence[Cell]],
+    cells: Sequence[Cell],
     models: Sequence[Model],
     args: argparse.Namespace,
-    task_files: Mapping[str, Path],
 ) -> dict[str, dict[Cell, float]]:
     """Say what is finished and what is to do; give the tokens of each cell, by the name of the model."""
-    from lm_eval_proca.experiments.sweep import sample_prompts, unfinished_cells
+    from lm_eval_proca.experiments.cell import earlier_runs, unfinished_cells
+    from lm_eval_proca.experiments.sweep import render_prompts
 
-    todo = {model.name: unfinished_cells(cells[model.name], model, args.output_path) for model in models}
-    total, left = sum(map(len, cells.values())), sum(map(len, todo.values()))
+    todo = {model.name: unfinished_cells(cells, model, args.output_path) for model in models}
+    total, left = len(cells) * len(models), sum(map(len, todo.values()))
     print(
-        f"models {len(models)} x tasks {len(task_files)} x shots {len(set(args.num_fewshot))} x seeds "
-        f"{len(set(args.seeds))} = {total} cells in {args.output_path}: {total - left} finished, {left} to do"
+        f"models {len(models)} x tasks {len({cell.task for cell in cells})} x shots {len(set(args.num_fewshot))} x "
+        f"seeds {len(set(args.seeds))} = {total} cells in {args.output_path}: {total - left} finished, {left} to do"
     )
-    prompts = sample_prompts(list(dict.fromkeys(cell for some in todo.values() for cell in some)), task_files)
-    return {model.name: _print_model(model, cells[model.name], todo[model.name], prompts) for model in models}
+    for model in models if args.dry_run else ():  # a real run says it itself
+        for sentence in earlier_runs(todo[model.name], model, args.output_path):
+            print(sentence)
+    prompts = render_prompts(list(dict.fromkeys(cell for some in todo.values() for cell in some)))
+    return {model.name: _print_model(model, cells, todo[model.name], prompts) for model in models}
 
 
 def _print_model(
@@ -157,11 +151,11 @@ def _print_model(
     costs: dict[Cell, Cost] = {}
     problems: dict[str, None] = {}
     for cell in todo:
-        sampled = prompts[cell]
-        if isinstance(sampled, Prompts):
-            costs[cell] = estimate_cost(sampled, count)
+        rendered = prompts[cell]
+        if isinstance(rendered, Prompts):
+            costs[cell] = estimate_cost(rendered, count)
         else:
-            problems[sampled.sentence] = None
+            problems[rendered.sentence] = None
     width = max(len(cell.task) for cell in cells)
     print(f"  {'task':{width}}  shots  finished  to do   documents    requests        tokens   prefix once")
     for (task, shots), row in groupby(cells, key=lambda cell: (cell.task, cell.num_fewshot)):

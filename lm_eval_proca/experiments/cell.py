@@ -1,23 +1,39 @@
 """A cell: one lm-eval run of one task under one prompt by one model, and the folder that keeps it.
 
-Folders are named after everything that decides their content, so a run with other settings never meets a finished
-cell of these: `<output>/<model>/<task>-<shots>shot-seed<seed>[-limit<n>][-<setting>=<value>…]/`.
+A folder is `<output>/<model>/<task>-<shots>shot-seed<seed>[-limit<n>][-<setting>=<value>…]-<digest>/`. The digest is
+of the run's whole identity, which the folder also holds as identity.json: a finished cell is one whose identity is the
+same in every part, and a run that differs in anything never meets it.
 """
 
 from __future__ import annotations
 
 import gc
-import hashlib
+import json
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lm_eval_proca.errors import ModelError, ScoreTableError, TaskError
-from lm_eval_proca.harness.settings import DATA_DIR_VARIABLE, KNOWN, PREFIX
-from lm_eval_proca.score_table import ScoreTable, without_secrets
+from lm_eval_proca.experiments.task_files import find_single_task
+from lm_eval_proca.harness.settings import DATA_DIR_VARIABLE, PREFIX, read_settings
+from lm_eval_proca.identity import (
+    BACKEND,
+    IDENTITY_FILE,
+    Identity,
+    Part,
+    differences,
+    digest,
+    model_identity,
+    public,
+    run_identity,
+    task_config,
+    weights_and_rest,
+)
+from lm_eval_proca.score_table import ScoreTable
 
 if TYPE_CHECKING:
     from lm_eval.api.model import LM
@@ -30,7 +46,8 @@ LONGEST_NAME = 200  # of the 255 bytes that file systems allow; the hidden folde
 class Cell:
     """What decides a run, apart from the model.
 
-    `settings` are further `proca.*` settings as (key, value) pairs, e.g. `(("order_seed", 7),)`.
+    `settings` are further `proca.*` settings as (key, value) pairs, e.g. `(("order_seed", 7),)`; `file` is the task's
+    YAML, by default the one that lm-eval knows under its name; `generated` says that the model writes the estimate set.
     """
 
     task: str
@@ -38,18 +55,35 @@ class Cell:
     seed: int
     limit: int | None = None
     settings: tuple[tuple[str, Any], ...] = ()
+    file: Path | None = None
+    generated: bool = False
 
     def __post_init__(self) -> None:
-        known = {key: _resolved(value) if key in PATH_SETTINGS else value for key, value in self.settings}
-        object.__setattr__(self, "settings", tuple(sorted(known.items())))
+        settings = dict(self.settings)
+        for key in set(settings) & set(PATH_SETTINGS):
+            settings[key] = str(Path(str(settings[key])).expanduser().resolve())
+        object.__setattr__(self, "settings", tuple(sorted(settings.items())))
+
+    @property
+    def task_file(self) -> Path:
+        return self.file or _known_file(self.task)
 
     @property
     def name(self) -> str:
-        """The folder's name."""
-        parts = [_readable(self.task), f"{self.num_fewshot}shot", f"seed{self.seed}"]
-        if self.limit is not None:
-            parts.append(f"limit{self.limit}")
-        return _joined([*parts, *(f"{key}={_readable(value)}" for key, value in self.settings)])
+        """What a reader tells cells apart by; of files only the identity knows the content."""
+        parts = [self.task, f"{self.num_fewshot}shot", f"seed{self.seed}"]
+        parts += [] if self.limit is None else [f"limit{self.limit}"]
+        parts += ["generated"] if self.generated else []
+        return _readable([*parts, *(f"{key}={value}" for key, value in self.settings if key not in PATH_SETTINGS)])
+
+    def identity(self, model: Model) -> Identity:
+        """Of the run of this cell by a model; reads the task's files as they are now."""
+        block = task_config(self.task_file).get("calibration", {})
+        settings = read_settings(self.task, block, {f"{PREFIX}.{key}": value for key, value in self.settings})
+        run: Part = {"num_fewshot": self.num_fewshot, "seed": self.seed, "limit": self.limit}
+        if self.generated:  # rows that are sampled together share random numbers
+            run |= {"estimate_set": "generated", "batch_size": model.batch_size}
+        return run_identity(model.identity, self.task_file, asdict(settings), **run)
 
 
 class Model:
@@ -63,7 +97,7 @@ class Model:
         What `--model_args` says.
     batch_size, device : optional
         As lm-eval's options of these names, and its defaults (a machine without that GPU falls back to its CPU). They
-        do not decide the results, so they are not in the name.
+        do not decide the results, so they are not in the identity.
     """
 
     def __init__(
@@ -83,16 +117,19 @@ class Model:
     @property
     def public_args(self) -> dict[str, Any]:
         """The arguments without keys and tokens: what may be written into files."""
-        return without_secrets(self.model_args)
+        return dict(public(self.model_args))
+
+    @property
+    def identity(self) -> Part:
+        return model_identity(self.model_args, self.model)
 
     @property
     def name(self) -> str:
         """The folder's name: weights, backend, and every other argument that could change a score."""
-        args = self.public_args
-        weights = args.pop("pretrained", None) or args.pop("model", None) or "default"
-        if Path(str(weights)).expanduser().is_dir():
-            weights = _resolved(weights)
-        return _joined([_readable(weights), self.model, *(f"{key}={_readable(args[key])}" for key in sorted(args))])
+        weights, others = weights_and_rest(self.identity)
+        backend, weights = others.pop(BACKEND), weights or "default"
+        short = Path(weights).name if os.path.isabs(weights) else weights
+        return _readable([short, backend, *(f"{key}={others[key]}" for key in sorted(others))], self.identity)
 
     def load(self) -> LM:
         """The model itself; the same object on every call."""
@@ -121,13 +158,36 @@ class Model:
 
 
 def cell_folder(output_dir: str | os.PathLike[str], model: Model, cell: Cell) -> Path:
-    """Where a cell of a model is kept once it is finished."""
-    return Path(output_dir) / model.name / cell.name
+    """Where a cell of a model is kept once it is finished; settings that say the same have one folder."""
+    home, end = Path(output_dir) / model.name, digest(cell.identity(model))
+    return next(home.glob(f"[!.]*-{end}"), home / f"{cell.name}-{end}")
 
 
 def is_finished(folder: Path) -> bool:
     """Whether a folder holds a whole cell. It gets its name only after it was filled, so a look inside is enough."""
     return any(folder.glob("results_*.json")) and any(folder.glob("scores/*.parquet"))
+
+
+def unfinished_cells(cells: Iterable[Cell], model: Model, output_dir: str | os.PathLike[str]) -> list[Cell]:
+    """The cells that a model still has to run."""
+    return [cell for cell in cells if not is_finished(cell_folder(output_dir, model, cell))]
+
+
+def earlier_runs(cells: Iterable[Cell], model: Model, output_dir: str | os.PathLike[str]) -> list[str]:
+    """What tells unfinished cells from finished ones of their names: a sentence per kind of difference."""
+    alike: dict[str, list[str]] = {}
+    for cell in cells:
+        folder = cell_folder(output_dir, model, cell)
+        others = [file.parent for file in folder.parent.glob(f"{cell.name}-{'[0-9a-f]' * 12}/{IDENTITY_FILE}")]
+        if others and folder not in others:
+            newest = max(others, key=lambda other: other.stat().st_mtime)
+            found = json.loads((newest / IDENTITY_FILE).read_text(encoding="utf-8"))
+            alike.setdefault(differences(found, cell.identity(model)), []).append(cell.name)
+    return [
+        f"{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: finished before, but with another "
+        f"{what}; run again in a folder of its own."
+        for what, names in alike.items()
+    ]
 
 
 def cell_scores(output_dir: str | os.PathLike[str], model: Model, cell: Cell) -> ScoreTable:
@@ -147,35 +207,18 @@ def settings_from_metadata(metadata: Mapping[str, Any]) -> tuple[tuple[str, Any]
     settings = {key[len(PREFIX) + 1 :]: value for key, value in metadata.items()}
     if "scores_dir" in settings:
         raise TaskError(f"Leave {PREFIX}.scores_dir out: every cell keeps its score table in its own folder.")
-    unknown = sorted(set(settings) - set(KNOWN))
-    if unknown:
-        raise TaskError(f"Unknown setting {', '.join(unknown)} in --metadata; the known ones are {', '.join(KNOWN)}.")
+    read_settings("every task", {}, metadata)
     if os.environ.get(DATA_DIR_VARIABLE):
         settings.setdefault("data_dir", os.environ[DATA_DIR_VARIABLE])
     return tuple(settings.items())
 
 
-def _resolved(path: Any) -> str:
-    return str(Path(str(path)).expanduser().resolve())
+@cache
+def _known_file(task: str) -> Path:
+    return find_single_task(task)[1]
 
 
-def _readable(value: Any) -> str:
-    """A value as part of a file name: itself if it can be, else its last part and a hash of the whole."""
-    text = "/".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
-    if re.fullmatch(r"[\w.+-]+", text):
-        return text
-    if re.fullmatch(r"\d+(/\d+)+", text):  # demonstration_counts: 3/5
-        return text.replace("/", "-")
-    if re.fullmatch(r"[\w.-]+/[\w.-]+", text):  # a name on the hub, written as lm-eval does
-        return text.replace("/", "__")
-    last = re.sub(r"[^\w.+-]+", "_", text.rstrip("/").rsplit("/", 1)[-1])
-    return f"{last}~{_digest(text)}"
-
-
-def _joined(parts: list[str]) -> str:
-    name = "-".join(parts)
-    return name if len(name.encode()) <= LONGEST_NAME else f"{name[: LONGEST_NAME // 2]}~{_digest(name)}"
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:8]
+def _readable(parts: Iterable[str], identity: Part | None = None) -> str:
+    """A file name that tells a reader what is in it; only the digest of an identity tells everything apart."""
+    name = re.sub(r"[^\w.+=-]+", "_", "-".join(parts).replace("/", "__"), flags=re.ASCII)[:LONGEST_NAME]
+    return name if identity is None else f"{name}-{digest(identity)}"

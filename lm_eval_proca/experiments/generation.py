@@ -22,11 +22,12 @@ from tqdm import tqdm
 import lm_eval_proca
 from lm_eval_proca.errors import TaskError
 from lm_eval_proca.experiments.cell import Cell, Model
-from lm_eval_proca.experiments.runner import Evaluate, evaluate_cell, load_task
+from lm_eval_proca.experiments.runner import evaluate_cell, load_task
 from lm_eval_proca.files import replacing
 from lm_eval_proca.harness.estimate import ESTIMATE_FILE_KEY, without_label
 from lm_eval_proca.harness.gather import compute_once
 from lm_eval_proca.harness.sampler import OnePromptSampler
+from lm_eval_proca.identity import Identity, differences, digest, run_identity
 
 if TYPE_CHECKING:
     from lm_eval_proca.harness.task import CalibratedTask
@@ -95,26 +96,24 @@ def generate(
 ) -> dict[str, Any]:
     """Write an estimate set for `task` to `path`, or go on with one that was begun; returns its provenance."""
     path = Path(path)
+    identity = generation_identity(task, model, wanted)
+    finished = _provenance(path)
+    if finished is not None:
+        _check_same(path, "holds", finished, identity)
+        return finished
     template = Template(task)
     demonstrations = _demonstrations(task, wanted)
     origin = {
         "kind": KIND,
         "task": task.config.task,
         "model": model.name,
-        "model_args": {key: str(value) for key, value in model.public_args.items()},
-        "batch_size": model.batch_size,
         "labels": task.labels,
         "demonstrations": demonstrations,
         **asdict(wanted),
         "max_gen_toks": _longest(demonstrations),
         "lm_eval_proca": lm_eval_proca.__version__,
+        "identity": identity,
     }
-    finished = _provenance(path)
-    if finished is not None:
-        if {key: finished.get(key) for key in origin} != origin:
-            raise TaskError(f"{path} holds another estimate set (other model, seed or settings); choose another file.")
-        return finished
-
     rounds = _Rounds(path.with_name(f"{path.name}.partial"), origin)
     rows, counts = _select(rounds.texts, template, demonstrations, task)
     with tqdm(
@@ -134,24 +133,29 @@ def generate(
     return provenance
 
 
-def with_generated_estimate(cell: Cell, model: Model, output_dir: str | os.PathLike[str]) -> Cell:
-    """The same cell, fitted on inputs that its model writes; all numbers of shots of a seed share them."""
-    file = Path(output_dir) / model.name / "generated" / f"{cell.task}-seed{cell.seed}.jsonl"
-    return replace(cell, settings=(*cell.settings, ("estimate_file", file)))
+def generation_identity(task: CalibratedTask, model: Model, wanted: Generation) -> Identity:
+    """What decides the inputs that a model writes. Those sampled together share random numbers, so batches count."""
+    settings = asdict(replace(task.settings, estimate_file=None))
+    source = task.config.metadata["config_source"]
+    return run_identity(model.identity, source, settings, **asdict(wanted), batch_size=model.batch_size)
 
 
-def generating_cells(task_files: Mapping[str, Path]) -> Evaluate:
-    """Cells that write their estimate set first, unless an earlier cell has."""
+def _check_same(path: Path, does: str, origin: Mapping[str, Any], identity: Identity) -> None:
+    other = differences(origin.get("identity", {}), identity)
+    if other:
+        raise TaskError(f"{path} {does} an estimate set of another {other}; delete it or choose another file.")
 
-    def evaluate(cell: Cell, model: Model, folder: Path) -> Mapping[str, float]:
-        task = load_task(cell, task_files[cell.task], {})
-        size = task.settings.estimate_size
-        wanted = Generation(size, seed=cell.seed, per_class=default_per_class(len(task.labels)), most=4 * size)
-        # One process writes; sampled text would differ between processes that share the work.
-        compute_once(lambda: generate(task, model, wanted, dict(cell.settings)["estimate_file"], progress=False))
-        return evaluate_cell(cell, model, folder, task_files[cell.task])
 
-    return evaluate
+def evaluate_generating(cell: Cell, model: Model, folder: Path) -> Mapping[str, float]:
+    """A cell that writes its estimate set first, unless another one of its task and seed has."""
+    task = load_task(cell, {})
+    size = task.settings.estimate_size
+    wanted = Generation(size, seed=cell.seed, per_class=default_per_class(len(task.labels)), most=4 * size)
+    name = f"{cell.task}-seed{cell.seed}-{digest(generation_identity(task, model, wanted))}.jsonl"
+    file = folder.parent / "generated" / name
+    # One process writes; sampled text would differ between processes that share the work.
+    compute_once(lambda: generate(task, model, wanted, file, progress=False))
+    return evaluate_cell(replace(cell, settings=(*cell.settings, ("estimate_file", file))), model, folder)
 
 
 # ------------------------------------------------------------------ prompts
@@ -280,10 +284,7 @@ class _Rounds:
             whole = content[: content.rfind(b"\n") + 1]
         if whole:
             begun, *rounds = (json.loads(line) for line in whole.splitlines())
-            if begun != json.loads(json.dumps(origin)):
-                raise TaskError(
-                    f"{path} was begun with another model, seed or settings; delete it or choose another file."
-                )
+            _check_same(path, "was begun as", begun, origin["identity"])
             self._rounds = rounds
             with open(path, "r+b") as file:
                 file.truncate(len(whole))

@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import socket
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,10 +26,10 @@ from typing import Any
 from tqdm import tqdm
 
 from lm_eval_proca.errors import ProcaError, ResultsError, TaskError
-from lm_eval_proca.experiments.cell import Cell, Model, cell_folder, is_finished
+from lm_eval_proca.experiments.cell import Cell, Model, cell_folder, earlier_runs, is_finished, unfinished_cells
 from lm_eval_proca.experiments.ranks import Ranks
-from lm_eval_proca.experiments.task_files import find_task_files
 from lm_eval_proca.harness.gather import compute_once, is_first_process
+from lm_eval_proca.identity import IDENTITY_FILE
 
 UNFINISHED = ".unfinished-"
 LOCK = ".lock"
@@ -76,27 +77,27 @@ def run_cells(
     Parameters
     ----------
     evaluate : callable, optional
-        What a cell does, called on every process; by default the ordinary lm-eval run of a task that is found by name.
+        What a cell does, called on every process; by default the ordinary lm-eval run.
     work : mapping, optional
         Tokens of each cell, for the time left; a cell that is not in it counts as the mean, without it all are alike.
     """
-    ranks = Ranks()
+    ranks, run = Ranks(), evaluate or evaluate_cell
     cells = list(dict.fromkeys(cells))
-    if evaluate is None:
-        evaluate = ordinary_cells(find_task_files([cell.task for cell in cells]))
     outcomes = {cell: Outcome(cell) for cell in cells}
     with ExitStack() as held:
         todo = compute_once(lambda: _start(cells, model, Path(output_dir), held))
         if not todo:
             return list(outcomes.values())
+        shown = progress and is_first_process()
+        for sentence in earlier_runs(todo, model, output_dir) if shown else ():
+            print(sentence, file=sys.stderr)
         no_model = ranks.agree(_failure_of(model.load))
         typical = mean(work.values()) if work else 1.0
         weights = {cell: (work or {}).get(cell, typical) for cell in todo}
-        shown = progress and is_first_process()
         with _progress_bar(sum(weights.values()), unit="tokens" if work else "cells", shown=shown) as bar:
             for number, cell in enumerate(todo, start=1):
                 bar.set_description(f"{number} of {len(todo)}: {cell.task} {cell.num_fewshot}-shot seed {cell.seed}")
-                outcome = Outcome(cell, no_model) if no_model else _run_cell(cell, model, output_dir, evaluate, ranks)
+                outcome = Outcome(cell, no_model) if no_model else _run_cell(cell, model, output_dir, run, ranks)
                 outcomes[cell] = _logged(outcome, model, output_dir)
                 bar.update(weights[cell])
                 if shown:
@@ -106,11 +107,7 @@ def run_cells(
 
 def _start(cells: Sequence[Cell], model: Model, output_dir: Path, held: ExitStack) -> list[Cell]:
     """Take the model's folder, sweep away what dead runs left half-written, and say what is to do."""
-
-    def unfinished() -> list[Cell]:
-        return [cell for cell in cells if not is_finished(cell_folder(output_dir, model, cell))]
-
-    if not unfinished():
+    if not unfinished_cells(cells, model, output_dir):
         return []
     home = output_dir / model.name
     try:
@@ -120,7 +117,8 @@ def _start(cells: Sequence[Cell], model: Model, output_dir: Path, held: ExitStac
     held.enter_context(_alone_in(home))
     for leftover in home.glob(f"{UNFINISHED}*"):
         shutil.rmtree(leftover)
-    return unfinished()  # once more: whoever held the lock before us may have finished some
+    # Once more: whoever held the lock before us may have finished some.
+    return unfinished_cells(cells, model, output_dir)
 
 
 @contextmanager
@@ -146,6 +144,8 @@ def _run_cell(
 ) -> Outcome:
     begin = time.monotonic()
     finished = cell_folder(output_dir, model, cell)
+    if compute_once(lambda: is_finished(finished)):  # another cell of this call said the same in other words
+        return Outcome(cell)
     unfinished = finished.with_name(f"{UNFINISHED}{finished.name}")
     accuracy: dict[str, float] = {}
 
@@ -153,6 +153,8 @@ def _run_cell(
         if finished.exists():
             raise ResultsError(f"{finished} is there but holds no finished cell; move it away and start again.")
         unfinished.mkdir()
+        identity = json.dumps(cell.identity(model), indent=1, ensure_ascii=False)
+        (unfinished / IDENTITY_FILE).write_text(identity + "\n", encoding="utf-8")
 
     def attempt() -> None:
         compute_once(make_room)
@@ -226,41 +228,34 @@ def _line(outcome: Outcome) -> str:
 # ------------------------------------------------------------------ the ordinary cell
 
 
-def ordinary_cells(task_files: Mapping[str, Path]) -> Evaluate:
-    """Cells that are what `lm_eval --output_path … --log_samples --seed …` would do, task by task."""
-
-    def evaluate(cell: Cell, model: Model, folder: Path) -> Mapping[str, float]:
-        return evaluate_cell(cell, model, folder, task_files[cell.task])
-
-    return evaluate
-
-
-def load_task(cell: Cell, task_file: Path, metadata: Mapping[str, Any]) -> Any:
+def load_task(cell: Cell, metadata: Mapping[str, Any]) -> Any:
     """The cell's task, from its YAML file, under its settings."""
     from lm_eval.tasks import TaskManager
 
     from lm_eval_proca.harness.task import CalibratedTask
 
     settings = {f"proca.{key}": value for key, value in cell.settings}
+    if cell.generated:  # a task whose estimate set is yet to be written needs no split to draw it from
+        settings.setdefault("proca.estimate_file", "generated")
     # A manager without an index of its own loads a file in no time.
     manager = TaskManager(include_defaults=False, metadata={**metadata, **settings})
-    (task,) = manager.load([str(task_file)])["tasks"].values()
+    (task,) = manager.load([str(cell.task_file)])["tasks"].values()
     if not isinstance(task, CalibratedTask):
         raise TaskError(
             f"{cell.task} is not a calibrated task and gives no score table; add `class: !function "
-            f"lm_eval_proca.CalibratedTask` and a `calibration:` block to a copy of {task_file.name}."
+            f"lm_eval_proca.CalibratedTask` and a `calibration:` block to a copy of {cell.task_file.name}."
         )
     return task
 
 
-def evaluate_cell(cell: Cell, model: Model, folder: Path, task_file: Path) -> dict[str, float]:
-    """One lm-eval run; the first process writes its files into `folder`."""
+def evaluate_cell(cell: Cell, model: Model, folder: Path) -> dict[str, float]:
+    """What `lm_eval --output_path … --log_samples --seed …` would do; the first process writes into `folder`."""
     from lm_eval import simple_evaluate
     from lm_eval.loggers import EvaluationTracker
     from lm_eval.tasks import TaskManager
 
     args = model.public_args
-    task = load_task(cell, task_file, {**args, "proca.scores_dir": str(folder / "scores")})
+    task = load_task(cell, {**args, "proca.scores_dir": str(folder / "scores")})
     tracker = EvaluationTracker(output_path=str(folder / "results.json"))
     with _environment_asked_once():
         results = simple_evaluate(

@@ -50,8 +50,6 @@ def read_samples(path: str | Path) -> ScoreTable:
         seen.add(doc_id)
         if _has_unconditional_half(pairs):
             choices, values = choices[: len(choices) // 2], values[: len(values) // 2]
-        if not np.isfinite(values).all():
-            raise ScoreTableError(f"{where} has a score that is not a finite number.")
         if scores and len(values) != len(scores[0]):
             raise ScoreTableError(
                 f"{where} has {len(values)} choices, the rows before it {len(scores[0])}; only tasks with a fixed "
@@ -84,6 +82,8 @@ def _rows(path: Path) -> Iterable[tuple[int, Mapping[str, Any]]]:
     try:
         with path.open(encoding="utf-8") as lines:
             for number, line in enumerate(lines, start=1):
+                if not line.strip():
+                    continue
                 row = json.loads(line)
                 if not isinstance(row, dict):
                     raise ScoreTableError(f"line {number} of {path} is not a JSON object, so not a sample of lm-eval.")

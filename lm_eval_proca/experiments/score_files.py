@@ -47,14 +47,15 @@ def find_score_tables(paths: Iterable[str | Path]) -> list[Path]:
 def read_run(path: str | Path) -> ScoreTable:
     """A score table, or lm-eval's `samples_*.jsonl`."""
     path = Path(path)
-    if path.suffix == ".parquet":
-        return ScoreTable.load(path)
-    if path.suffix == ".jsonl":
-        return read_samples(path)
-    raise ScoreTableError(
-        f"{path} is neither a score table (.parquet, of --metadata proca.scores_dir=DIR) nor a sample log of lm-eval "
-        f"(samples_*.jsonl, of --log_samples)."
-    )
+    if path.suffix not in (".parquet", ".jsonl"):
+        raise ScoreTableError(
+            f"{path} is neither a score table (.parquet, of --metadata proca.scores_dir=DIR) nor a sample log of "
+            f"lm-eval (samples_*.jsonl, of --log_samples)."
+        )
+    table = ScoreTable.load(path) if path.suffix == ".parquet" else read_samples(path)
+    if problem := table.not_finite():
+        raise ScoreTableError(f"{path} cannot be calibrated. {problem}; score again, e.g. in another dtype.")
+    return table
 
 
 def read_scores(path: str | Path) -> NewScores:
@@ -85,7 +86,9 @@ def _read_csv(path: Path) -> tuple[np.ndarray, list[str]]:
 
 def _read_lists(path: Path) -> np.ndarray:
     rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
+        if not line.strip():
+            continue
         try:
             row = json.loads(line)
         except ValueError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -10,7 +9,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from lm_eval_proca.experiments.cell import Cell, Model, cell_folder, is_finished
+from lm_eval_proca.experiments.cell import Cell, Model
 from lm_eval_proca.experiments.runner import Failure, load_task
 from lm_eval_proca.harness.estimate import CONTENT_FREE_TEXTS
 
@@ -20,21 +19,20 @@ TOKENIZER_ARGS = ("revision", "subfolder", "trust_remote_code", "gguf_file")
 
 
 def grid(
-    tasks: Sequence[str],
+    task_files: Mapping[str, Path],
     shots: Sequence[int],
     seeds: Sequence[int],
     *,
     limit: int | None = None,
     settings: tuple[tuple[str, Any], ...] = (),
+    generated: bool = False,
 ) -> list[Cell]:
     """Every combination, once; seeds vary fastest, so that a table fills row by row."""
-    cells = (Cell(task, n, seed, limit, settings) for task, n, seed in product(tasks, shots, seeds))
+    cells = (
+        Cell(task, n, seed, limit, settings, file, generated)
+        for (task, file), n, seed in product(task_files.items(), shots, seeds)
+    )
     return list(dict.fromkeys(cells))
-
-
-def unfinished_cells(cells: Sequence[Cell], model: Model, output_dir: str | os.PathLike[str]) -> list[Cell]:
-    """The cells that a model still has to run."""
-    return [cell for cell in cells if not is_finished(cell_folder(output_dir, model, cell))]
 
 
 @dataclass(frozen=True)
@@ -46,26 +44,26 @@ class Prompts:
     rendered: list[str]
 
 
-def sample_prompts(cells: Sequence[Cell], task_files: Mapping[str, Path]) -> dict[Cell, Prompts | Failure]:
+def render_prompts(cells: Sequence[Cell]) -> dict[Cell, Prompts | Failure]:
     """A few prompts of each cell, or why there are none. A task is loaded once, whatever its shots and seeds.
 
     All seeds of one task and number of shots count as the first of them: another draw of demonstrations is about as
     long.
     """
     tasks: dict[Any, Any] = {}
-    sampled: dict[Any, Prompts | Failure] = {}
+    rendered: dict[Any, Prompts | Failure] = {}
     for cell in cells:
         origin = (cell.task, cell.settings)
         alike = (*origin, cell.num_fewshot, cell.limit)
-        if alike in sampled:
+        if alike in rendered:
             continue
         try:
             if origin not in tasks:
-                tasks[origin] = load_task(cell, task_files[cell.task], {})
-            sampled[alike] = _render(tasks[origin], cell)
+                tasks[origin] = load_task(cell, {})
+            rendered[alike] = _render(tasks[origin], cell)
         except Exception as error:  # an estimate must not stop the sweep: the cell itself will tell
-            sampled[alike] = Failure.of(error)
-    return {cell: sampled[cell.task, cell.settings, cell.num_fewshot, cell.limit] for cell in cells}
+            rendered[alike] = Failure.of(error)
+    return {cell: rendered[cell.task, cell.settings, cell.num_fewshot, cell.limit] for cell in cells}
 
 
 def _render(task: Any, cell: Cell) -> Prompts:

@@ -66,12 +66,15 @@ def read_estimate_file(
     A file without the provenance line is somebody's own rows and as good.
     """
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        # Not splitlines(): a text may hold U+2028 and other characters that end a line there, but not in JSON Lines.
+        lines = Path(path).read_text(encoding="utf-8").split("\n")
     except OSError as error:
         raise TaskError(f"{task}: cannot read proca.estimate_file={path} ({error.strerror}).") from error
     provenance: dict[str, Any] = {}
     docs: list[UnlabeledDoc] = []
     for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
         try:
             row = json.loads(line)
         except ValueError as error:

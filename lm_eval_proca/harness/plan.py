@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import lm_eval_proca
@@ -19,6 +19,7 @@ from lm_eval_proca.harness.estimate import (
     without_label,
 )
 from lm_eval_proca.harness.shards import Document
+from lm_eval_proca.identity import identity_of_task
 from lm_eval_proca.score_table import NO_GOLD
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ class Plan:
     """Those that calibrators are fitted on; their ids come after those of all evaluation documents."""
     record: dict[str, Any]
     """What the results file and the score table say about this run."""
+    origin: dict[str, Any]
+    """Model and identity, from the task's files as they are now: they may be edited while the model scores."""
     warnings: tuple[str, ...]
 
     @property
@@ -102,7 +105,8 @@ def make_plan(
     }
     if from_file is not None:
         record |= {"estimate_source": f"file:{task.settings.estimate_file}", "generated_by": generated_by}
-    return Plan(documents, calibration_docs, record, tuple(_missing_demonstrations(task, shots)))
+    origin = identity_of_task(task.config.metadata, asdict(task.settings), record)
+    return Plan(documents, calibration_docs, record, origin, tuple(_missing_demonstrations(task, shots)))
 
 
 def _estimate_seed(task: CalibratedTask) -> int:

@@ -19,14 +19,15 @@ from lm_eval_proca.errors import DistributedError, ScoreTableError, TaskError
 from lm_eval_proca.fitting import fit_all
 from lm_eval_proca.harness.config import calibrators_of, check_config, check_labels, default_filters
 from lm_eval_proca.harness.data import check_dataset, fixed_part, local_folder, read_folder
-from lm_eval_proca.harness.estimate import UnlabeledDoc, fingerprint
+from lm_eval_proca.harness.estimate import UnlabeledDoc
 from lm_eval_proca.harness.filters import give_out
 from lm_eval_proca.harness.gather import compute_once, gather, is_first_process
 from lm_eval_proca.harness.plan import Plan, make_plan
 from lm_eval_proca.harness.sampler import OnePromptSampler
 from lm_eval_proca.harness.settings import read_settings, without_settings
 from lm_eval_proca.harness.shards import merge, score_table, scored_documents
-from lm_eval_proca.score_table import ScoreTable, without_secrets
+from lm_eval_proca.identity import score_table_name
+from lm_eval_proca.score_table import ScoreTable
 
 logger = logging.getLogger("lm_eval.proca")  # below lm-eval's own logger, the only one that its command shows
 
@@ -320,11 +321,8 @@ class CalibratedTask(ConfigurableTask):
 
     def _save(self, table: ScoreTable, folder: Path) -> Path:
         """One file per model, prompt and rows: the same run again replaces it, another never does."""
-        origin = [table.metadata[key] for key in ("model", "model_args", "prompt_hash", "estimate_hash", "eval_hash")]
-        seed = table.metadata["seed"]
-        name = f"{self.config.task}-{self.config.num_fewshot or 0}shot-seed{seed}-{fingerprint(origin)[:8]}.parquet"
         try:
-            return table.save(folder / name)
+            return table.save(folder / score_table_name(table.metadata))
         except OSError as error:
             raise ScoreTableError(
                 f"{self.config.task}: the score table cannot be written to {folder} ({error.strerror}); correct "
@@ -332,14 +330,11 @@ class CalibratedTask(ConfigurableTask):
             ) from error
 
     def _table_metadata(self, record: Mapping[str, Any]) -> dict[str, Any]:
-        ours = {"proca", "version", "config_source"}
-        model_args = without_secrets({key: value for key, value in self.config.metadata.items() if key not in ours})
         return {
             **record,
             "task": self.config.task,
             "task_version": self.VERSION,
-            "model": str(model_args.get("pretrained") or model_args.get("model") or "unknown"),
-            "model_args": {key: str(value) for key, value in model_args.items()},
+            **self.plan.origin,
             "filters": {entry["name"]: entry["filter"] for entry in self.config.filter_list},
             "versions": {
                 "lm-eval-proca": lm_eval_proca.__version__,

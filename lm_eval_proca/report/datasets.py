@@ -1,7 +1,7 @@
 """Columns of the tables: which results of a task may stand together.
 
-Results whose task version, limit, evaluated rows, estimate set size or choice of demonstrations differ are not
-comparable: each set of conditions becomes a column of its own, named by what differs.
+Results whose task version, template, limit, evaluated rows, estimate set size or choice of demonstrations differ are
+not comparable: each set of conditions becomes a column of its own, named by what differs.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Measurement:
 
 
 def measurements_of(runs: Iterable[Run]) -> tuple[list[Measurement], list[Notice]]:
-    """Every accuracy that counts, in its column; of several results for one cell the newest."""
+    """Every accuracy that counts, in its column; of several results that measure the same, the newest."""
     by_task: dict[str, list[Run]] = {}
     for run in runs:
         by_task.setdefault(run.task, []).append(run)
@@ -94,6 +94,7 @@ def _column_names(task: str, conditions: Sequence[Conditions]) -> tuple[dict[Con
         "number of evaluated rows": lambda c: f"{c.eval_rows} rows",
         "evaluated rows": lambda c: f"rows {(c.eval_hash or 'unknown')[:6]}",
         "choice of demonstrations": lambda c: c.demonstrations or "demonstrations as drawn",
+        "template": lambda c: f"template {c.template}",
     }
     differing = {what: say for what, say in says.items() if len({say(c) for c in distinct}) > 1}
     labels = dict.fromkeys(distinct, "")
@@ -115,12 +116,12 @@ def _generated_sizes(task: str, of_task: Iterable[Run]) -> list[Notice]:
 
 
 def _newest(measurements: Iterable[Measurement]) -> tuple[list[Measurement], list[Notice]]:
-    cells: dict[tuple[object, ...], list[Measurement]] = {}
+    by_measured: dict[tuple[object, ...], list[Measurement]] = {}
     for one in measurements:
-        cells.setdefault((one.run.model, one.dataset, one.run.shots, one.run.seed, one.method), []).append(one)
+        by_measured.setdefault((one.run.model, one.dataset, one.run.shots, one.run.seed, one.method), []).append(one)
     kept: list[Measurement] = []
     replaced: dict[tuple[Run, Run], None] = {}
-    for competing in cells.values():
+    for competing in by_measured.values():
         # Raw and contextual accuracy do not depend on the estimate set: the sampled run's stand for both.
         sampled = [one for one in competing if not one.run.generated] or competing
         *older, newest = sorted(sampled, key=lambda one: (one.run.date, str(one.run.file)))

@@ -10,16 +10,16 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from lm_eval_proca.calibration.registry import CALIBRATORS, get_calibrator
 from lm_eval_proca.errors import ResultsError
+from lm_eval_proca.identity import BACKEND, IDENTITY_FILE, Part, digest, model_identity, weights_and_rest
 
-PREFIX = "proca_"
 METRIC = "acc"
 RAW = "none"
 """The filter of what lm-eval reports without calibration."""
@@ -27,11 +27,11 @@ RAW = "none"
 # lm-eval writes results_<date>.json into a folder, or <stem>_<date>.json where --output_path is a JSON file.
 RESULT_FILE = re.compile(r"(results|.+_(?P<date>\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d(\.\d+)?))\.json", re.DOTALL)
 
-# What makes another model of the same weights' name. Nothing else of model_args is shown: there may be keys among it.
-NAMES_OF_WEIGHTS = ("pretrained", "model", "path", "engine")
-CHANGES_THE_MODEL = (
-    "gguf_file", "revision", "subfolder", "peft", "delta", "dtype", "load_in_8bit", "load_in_4bit", "quantization",
+OF_THE_PROMPT = (
+    "description", "doc_to_text", "doc_to_target", "doc_to_choice", "process_docs", "target_delimiter",
+    "fewshot_delimiter", "fewshot_config", "gen_prefix",
 )  # fmt: skip
+"""What a task's configuration says about its prompts and labels, apart from the rows."""
 
 
 class Conditions(NamedTuple):
@@ -43,6 +43,7 @@ class Conditions(NamedTuple):
     eval_hash: str | None
     estimate_size: int | None
     demonstrations: str | None = None  # None: drawn whatever their labels, in the order of the draw
+    template: str | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +53,7 @@ class Run:
     file: Path
     date: float
     model: str
+    arguments: Mapping[str, Any]
     task: str
     shots: int
     seed: int | None
@@ -102,7 +104,7 @@ def read_results(folders: Iterable[str | Path], tasks: Iterable[str] = ("*",)) -
         without_calibration.update(only_raw)
     names = {run.task for run in results.runs} | set(without_calibration)
     wanted = _matching(names, patterns, results.notices)
-    results.runs = [run for run in results.runs if run.task in wanted]
+    results.runs = _told_apart([run for run in results.runs if run.task in wanted])
     results.notices += [
         Notice("left out", f"{task} was left out, {count} times: it has no calibrated accuracy, only '{METRIC},{RAW}'.")
         for task, count in without_calibration.items()
@@ -119,7 +121,7 @@ def read_results(folders: Iterable[str | Path], tasks: Iterable[str] = ("*",)) -
 
 def short_task_name(task: str) -> str:
     """What the tables call a task."""
-    return task.removeprefix(PREFIX)
+    return task.removeprefix("proca_")
 
 
 def _matching(names: Iterable[str], patterns: Iterable[str], notices: list[Notice]) -> set[str]:
@@ -173,6 +175,7 @@ def _runs_of(file: Path, document: Any) -> tuple[list[Run], list[str]]:
     # Groups are in `results` too, but only tasks have a configuration.
     task_configs, tasks = _object(document, "configs"), _object(document, "results")
     runs, without_calibration = [], []
+    model, arguments = _model_of(file, document, config)
     for task, task_config in task_configs.items():
         if not isinstance(task_config, dict) or not isinstance(tasks.get(task), dict):
             raise ResultsError(f"the results of task {_printable(task)} are missing or not an object")
@@ -189,7 +192,8 @@ def _runs_of(file: Path, document: Any) -> tuple[list[Run], list[str]]:
             Run(
                 file=file,
                 date=_number(document.get("date")) or file.stat().st_mtime,
-                model=_model_name(document, config, metadata),
+                model=model,
+                arguments=arguments,
                 task=_printable(task),
                 shots=int(_number(proca.get("num_fewshot", task_config.get("num_fewshot"))) or 0),
                 seed=_integer(proca.get("seed", config.get("fewshot_seed"))),
@@ -201,6 +205,7 @@ def _runs_of(file: Path, document: Any) -> tuple[list[Run], list[str]]:
                     eval_hash=_text(proca.get("eval_hash")),
                     estimate_size=_integer(proca.get("estimate_size")),
                     demonstrations=_chosen_demonstrations(proca),
+                    template=_digest_of_template(task_config),
                 ),
                 generated=generated,
                 prompt_hash=_text(proca.get("prompt_hash")),
@@ -209,6 +214,11 @@ def _runs_of(file: Path, document: Any) -> tuple[list[Run], list[str]]:
             )
         )
     return runs, without_calibration
+
+
+def _digest_of_template(task_config: Mapping[str, Any]) -> str:
+    said = [str(task_config.get(key)) for key in OF_THE_PROMPT]
+    return digest([re.sub(r" at 0x[0-9a-f]+", "", text) for text in said], 6)  # addresses change from run to run
 
 
 def _accuracies(task: str, values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
@@ -233,28 +243,47 @@ def _method_name(filter_name: str, task_config: Mapping[str, Any], generated: bo
     return f"{filter_name}-g" if generated and fitted_on_estimate else filter_name
 
 
-def _model_name(document: Mapping[str, Any], config: Mapping[str, Any], metadata: Mapping[str, Any]) -> str:
-    """Weights, then whatever else in model_args makes them another model, e.g. `org/name (dtype=float32)`.
+def _model_of(file: Path, document: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[str, Part]:
+    """The name of the weights, and whatever else makes them another model.
 
-    A run through lm-eval's Python interface with a loaded model has no model_args; the task's metadata repeats them.
+    A cell of a sweep says so itself, since its results do not show that a key was left out.
     """
-    given = config.get("model_args")
-    if isinstance(given, str):
-        given = dict(pair.split("=", 1) for pair in given.split(",") if "=" in pair)
-    args = given if isinstance(given, dict) and given else metadata
-    named = next((args[key] for key in NAMES_OF_WEIGHTS if args.get(key)), None)
-    # Without a name lm-eval makes up a random one for its file; the kind of model says more.
-    weights = str(named or config.get("model") or "unknown model")
-    given_file = args.get("gguf_file")
-    details = [f"{key}={args[key]}" for key in CHANGES_THE_MODEL if args.get(key) not in (None, "", False, "False")]
-    details = [detail for detail in details if detail not in ("revision=main", "dtype=auto", f"gguf_file={given_file}")]
-    if given_file:
-        weights = f"{weights.rstrip('/')}/{given_file}"
-    if document.get("chat_template_sha"):
-        details.append("chat template")
-    if document.get("system_instruction_sha"):
-        details.append(f"system prompt {str(document['system_instruction_sha'])[:6]}")
-    return _printable(f"{weights} ({', '.join(details)})" if details else weights)
+    beside = file.parent / IDENTITY_FILE
+    if beside.is_file():
+        model = _object(json.loads(beside.read_text(encoding="utf-8")), "model")
+    else:
+        args = config.get("model_args")
+        if isinstance(args, str):
+            args = dict(pair.split("=", 1) for pair in args.split(",") if "=" in pair)
+        # Without arguments, lm-eval was given a loaded model: what it says about that is all there is.
+        args = args or {key: value for key, value in config.items() if key.startswith("model_") and value}
+        model = model_identity(args if isinstance(args, dict) else {}, str(config.get("model")))
+    weights, arguments = weights_and_rest(model)
+    weights = str(weights or config.get("model") or "unknown model")
+    if arguments.get("gguf_file"):
+        weights = f"{weights.rstrip('/')}/{arguments.pop('gguf_file')}"
+    for key in ("chat_template_sha", "system_instruction_sha"):
+        if document.get(key):
+            arguments[key] = str(document[key])[:6]
+    return weights, arguments
+
+
+def _told_apart(runs: Sequence[Run]) -> list[Run]:
+    """The runs with names of models: the weights, and the arguments in which models of the same weights differ."""
+    alike: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for run in runs:
+        alike.setdefault(run.model, {})[digest(run.arguments)] = run.arguments
+    named = []
+    for run in runs:
+        others = alike[run.model].values()
+        details = [
+            str(value) if key == BACKEND else f"{key}={value}"
+            for key, value in sorted(run.arguments.items())
+            if any(other.get(key) != value for other in others)
+        ]
+        name = f"{run.model} ({', '.join(details)})" if details else run.model
+        named.append(replace(run, model=_printable(name)))
+    return named
 
 
 def short_model_names(names: Iterable[str]) -> dict[str, str]:

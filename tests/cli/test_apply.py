@@ -15,6 +15,7 @@ from lm_eval_proca.cli import main
 from tests.score_tables import made_table
 
 Output = pytest.CaptureFixture[str]
+ARGS = {"pretrained": "somewhere/made-model"}
 
 
 @pytest.fixture
@@ -26,7 +27,7 @@ def saved(tmp_path: Path) -> Path:
 @pytest.fixture
 def named(tmp_path: Path) -> Path:
     """The same calibrator as `calibrate --save` writes it: with its labels, model and prompt."""
-    labels, origin = ["Negative", "Positive"], made_table(prompt_hash="abc").origin
+    labels, origin = ["Negative", "Positive"], made_table(prompt_hash="abc", identity={"model": ARGS}).origin
     BatchCalibrator().fit([[-1.0, -2.0], [-1.0, -4.0]], labels=labels, origin=origin).save(tmp_path / "named.json")
     return tmp_path / "named.json"
 
@@ -78,6 +79,12 @@ def test_other_names_are_refused(named: Path, tmp_path: Path, capsys: Output, he
         ({"prompt_hash": "xyz"}, r"prompt than .* \(prompt_hash xyz instead of abc\)"),
         ({"seed": 1}, r"prompt than .* \(seed 1 instead of 0\)"),
         ({"task": "proca_mr", "model": "a/b"}, "model and prompt than"),
+        ({"prompt_hash": "abc", "identity": {"model": {**ARGS, "max_length": "9"}}}, r"model than .* \(max_length 9"),
+        (
+            {"prompt_hash": "abc", "identity": {"model": {**ARGS, "add_bos_token": "True"}}},
+            r"model than .* \(add_bos_token True instead of unset\)",
+        ),
+        ({"prompt_hash": "abc", "identity": {"model": ARGS}}, None),
     ],
 )
 def test_a_note_when_model_or_prompt_are_not_those_of_the_fit(

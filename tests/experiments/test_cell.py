@@ -1,23 +1,37 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import re
 from pathlib import Path
 
 import pytest
 
 from lm_eval_proca.errors import ModelError, ScoreTableError, TaskError
-from lm_eval_proca.experiments.cell import LONGEST_NAME, Cell, Model, cell_scores, settings_from_metadata
+from lm_eval_proca.experiments.cell import (
+    LONGEST_NAME,
+    Cell,
+    Model,
+    cell_folder,
+    cell_scores,
+    earlier_runs,
+    settings_from_metadata,
+)
+from tests.conftest import write_jsonl
 
+MODEL = Model("dummy", {})
 CELL = Cell("proca_sst2", 4, 0)
 
 
 def test_name_says_what_a_cell_is():
     assert CELL.name == "proca_sst2-4shot-seed0"
     cell = Cell("proca_sst2", 8, 3, limit=50, settings=(("order_seed", 7), ("demonstration_counts", "3/5")))
-    assert cell.name == "proca_sst2-8shot-seed3-limit50-demonstration_counts=3-5-order_seed=7"
+    assert cell.name == "proca_sst2-8shot-seed3-limit50-demonstration_counts=3__5-order_seed=7"
 
 
-def test_cells_that_differ_have_different_names(tmp_path: Path):
+def test_cells_that_differ_have_different_folders(tmp_path: Path):
+    for place in ("a", "b"):
+        write_jsonl(tmp_path / place / "rows" / "sst2" / "train.jsonl", [{"sentence": place}])
     variants = [
         CELL,
         *(dataclasses.replace(CELL, **change) for change in ({"task": "proca_mr"}, {"num_fewshot": 1}, {"seed": 4})),
@@ -28,7 +42,7 @@ def test_cells_that_differ_have_different_names(tmp_path: Path):
                 (("estimate_size", 20),),
                 (("estimate_size", 200),),
                 (("demonstration_counts", "3/5"),),
-                (("demonstration_counts", "35"),),
+                (("demonstration_counts", "3/51"),),
                 (("data_dir", str(tmp_path / "a" / "rows")),),
                 (("data_dir", str(tmp_path / "b" / "rows")),),
                 (("estimate_split", "a b"),),
@@ -38,11 +52,12 @@ def test_cells_that_differ_have_different_names(tmp_path: Path):
             )
         ),
     ]
-    names = {cell.name for cell in variants}
-    assert len(names) == len(variants)
-    for name in names:
-        assert len(name.encode()) <= LONGEST_NAME
-        (tmp_path / name).mkdir()
+    folders = {cell_folder(tmp_path, MODEL, cell) for cell in variants}
+    assert len(folders) == len(variants)
+    for folder in folders:
+        assert len(folder.name.encode()) <= LONGEST_NAME + 13
+        folder.mkdir(parents=True)
+    assert len({cell_folder(tmp_path, Model("dummy", {"bias": k}), CELL) for k in range(3)}) == 3
 
 
 def test_order_of_settings_and_spelling_of_a_path_do_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -53,9 +68,37 @@ def test_order_of_settings_and_spelling_of_a_path_do_not_matter(tmp_path: Path, 
     assert one.name == other.name
 
 
+def test_settings_that_say_what_the_task_says_are_the_same_cell(tmp_path: Path):
+    folder = cell_folder(tmp_path, MODEL, CELL)
+    folder.mkdir(parents=True)
+    for settings in ((("estimate_size", 500),), (("estimate_size", "500"), ("estimate_split", "train"))):
+        assert cell_folder(tmp_path, MODEL, dataclasses.replace(CELL, settings=settings)) == folder
+    assert cell_folder(tmp_path, Model("dummy", {}, batch_size=64, device="cpu"), CELL) == folder
+
+
+def test_what_differs_from_an_earlier_run_is_said(tmp_path: Path):
+    def finish(cell: Cell) -> None:
+        folder = cell_folder(tmp_path, MODEL, cell)
+        folder.mkdir(parents=True)
+        (folder / "identity.json").write_text(json.dumps(cell.identity(MODEL)))
+
+    estimate = tmp_path / "estimate.jsonl"
+    cells = [Cell("proca_sst2", n, 0, settings=(("estimate_file", estimate),)) for n in (0, 4)]
+    for text in ("one", "other"):
+        estimate.write_text(text)
+        assert bool(earlier_runs(cells, MODEL, tmp_path)) == (text == "other")
+        for cell in cells[: 2 if text == "one" else 0]:
+            finish(cell)
+    assert earlier_runs(cells, MODEL, tmp_path) == [
+        "proca_sst2-0shot-seed0 and 1 more: finished before, but with another content of a file (estimate_file); run "
+        "again in a folder of its own."
+    ]
+    assert earlier_runs([Cell("proca_sst2", 4, 0, 50)], MODEL, tmp_path) == []
+
+
 def test_model_name_tells_models_apart_and_keeps_secrets():
     name = Model("hf", {"pretrained": "org/model", "token": "hf_secret", "tokenizer": "other", "dtype": "float16"}).name
-    assert name == "org__model-hf-dtype=float16-tokenizer=other"
+    assert re.fullmatch("org__model-hf-dtype=float16-left-out=[0-9a-f]{6}-tokenizer=other-[0-9a-f]{12}", name)
     same_weights = [
         Model("hf", {"pretrained": "org/model"}),
         Model("vllm", {"pretrained": "org/model"}),
@@ -76,11 +119,11 @@ def test_folders_of_the_same_name_are_different_models(tmp_path: Path):
         (tmp_path / parent / "model").mkdir(parents=True)
     names = {Model("hf", {"pretrained": str(tmp_path / parent / "model")}).name for parent in ("a", "b")}
     assert len(names) == 2
-    assert all(name.startswith("model~") for name in names)
+    assert all(name.startswith("model-hf-") for name in names)
 
 
 def test_model_that_cannot_be_loaded_is_one_sentence():
-    with pytest.raises(ModelError, match=r"no-such-backend cannot be loaded .* check --model and --model_args\."):
+    with pytest.raises(ModelError, match=r"no-such-backend-\w+ cannot be loaded .* check --model and --model_args\."):
         Model("no-such-backend", {}).load()
 
 
@@ -92,7 +135,8 @@ def test_missing_score_table_is_one_sentence(tmp_path: Path):
 @pytest.mark.parametrize(
     ("metadata", "sentence"),
     [
-        ({"proca.estimate_sise": 3}, "Unknown setting estimate_sise .* the known ones are estimate_split"),
+        ({"proca.estimate_sise": 3}, "unknown setting estimate_sise .* the known ones are estimate_split"),
+        ({"proca.estimate_size": 0}, "estimate_size must be a whole number of at least 1, got 0"),
         ({"proca.scores_dir": "x"}, r"Leave proca\.scores_dir out"),
         ({"other": 1}, r"begin with proca\. here, not other"),
     ],

@@ -13,6 +13,7 @@ from lm_eval_proca.experiments import generation
 from lm_eval_proca.experiments.cell import Cell, Model
 from lm_eval_proca.experiments.generation import Generation, Template, default_per_class, generate
 from lm_eval_proca.experiments.runner import load_task
+from lm_eval_proca.harness.estimate import read_estimate_file
 from tests.conftest import ROOT, made_sentences, train_tokenizer, write_jsonl
 
 
@@ -53,8 +54,8 @@ def model(writer: Path) -> Model:
 
 
 def task_of(name: str, data_dir: Path, file: Path | None = None):
-    cell = Cell(name, 0, 0, settings=(("data_dir", data_dir), ("estimate_size", 30)))
-    return load_task(cell, file or ROOT / "task_configs" / f"{name}.yaml", {})
+    file = file or ROOT / "task_configs" / f"{name}.yaml"
+    return load_task(Cell(name, 0, 0, settings=(("data_dir", data_dir), ("estimate_size", 30)), file=file), {})
 
 
 @pytest.fixture
@@ -66,7 +67,7 @@ WANTED = Generation(size=12, seed=3, round_size=16, most=160)
 
 
 def rows_of(path: Path) -> tuple[dict, list[dict]]:
-    header, *rows = map(json.loads, path.read_text().splitlines())
+    header, *rows = map(json.loads, path.read_text().split("\n")[:-1])
     return header["lm_eval_proca"], rows
 
 
@@ -134,11 +135,26 @@ def test_other_settings_never_mix_with_a_file(sst2, model: Model, tmp_path: Path
     path = tmp_path / "made.jsonl"
     generate(sst2, model, WANTED, path, progress=False)
     other = Generation(**{**WANTED.__dict__, "seed": 4})
-    with pytest.raises(TaskError, match="holds another estimate set"):
+    with pytest.raises(TaskError, match=r"holds an estimate set of another run \(seed\); delete it or choose another"):
         generate(sst2, model, other, path, progress=False)
+    quick = Model("hf", {**model.model_args, "add_bos_token": True}, batch_size=16, device="cpu")
+    with pytest.raises(TaskError, match=r"of another model \(add_bos_token\)"):
+        generate(sst2, quick, WANTED, path, progress=False)
     path.write_text("not ours\n")
     with pytest.raises(TaskError, match="is no generated estimate set"):
         generate(sst2, model, WANTED, path, progress=False)
+
+
+@pytest.mark.parametrize("character", ["\u2028", "\u2029", "\x85", "\x0b", "\x1c"])
+def test_what_is_written_is_read(sst2, model: Model, tmp_path: Path, monkeypatch, character: str):
+    texts = [f" a film number {n}{character}of its kind\nSentiment: Positive" for n in range(16)]
+    monkeypatch.setattr(generation, "_continuations", lambda *args: texts)
+    path = tmp_path / "made.jsonl"
+    generate(sst2, model, WANTED, path, progress=False)
+    path.write_text(path.read_text() + "\n")
+    provenance, docs = read_estimate_file(str(path), task="proca_sst2", text_fields=["sentence"])
+    assert provenance["rows"] == len(docs) == 12
+    assert docs[0]["sentence"] == f"a film number 0{character}of its kind"
 
 
 def test_the_limit_is_kept_and_told(sst2, model: Model, tmp_path: Path):

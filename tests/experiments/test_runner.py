@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,10 +14,11 @@ import pytest
 
 from lm_eval_proca.errors import ModelError, ResultsError
 from lm_eval_proca.experiments.cell import Cell, Model, cell_folder, cell_scores, is_finished
-from lm_eval_proca.experiments.runner import Outcome, ordinary_cells, run_cells
-from lm_eval_proca.experiments.task_files import find_task_files
+from lm_eval_proca.experiments.runner import Outcome, run_cells
+from tests.conftest import ROOT
 
-CELLS = [Cell("t", 0, seed) for seed in range(3)]
+FILE = ROOT / "task_configs" / "proca_sst2.yaml"
+CELLS = [Cell("t", 0, seed, file=FILE) for seed in range(3)]
 HOLD = """
 import fcntl, sys, time
 lock = open(sys.argv[1], "a")
@@ -59,6 +62,10 @@ def test_finished_cells_are_never_repeated(model: Model, tmp_path: Path):
     assert first.seen == CELLS[:2]
     assert second.seen == CELLS[2:]
     assert [outcome.cell for outcome in outcomes] == CELLS
+    same = dataclasses.replace(CELLS[0], settings=(("estimate_size", "500"),))
+    run(second, model, tmp_path, [same])
+    run(second, model, tmp_path / "both", [CELLS[0], same])
+    assert second.seen == [*CELLS[2:], CELLS[0]], "a cell was run twice, in other words"
     assert all(is_finished(cell_folder(tmp_path, model, cell)) for cell in CELLS)
 
 
@@ -71,7 +78,7 @@ def test_model_is_loaded_only_if_something_is_to_do(tmp_path: Path):
     evaluate = Recorder()
     broken = Unloadable("dummy", {})
     assert [outcome.failure for outcome in run(evaluate, broken, tmp_path)] == [None] * 3
-    more = run(evaluate, broken, tmp_path, [*CELLS, Cell("t", 4, 0), Cell("t", 4, 1)])
+    more = run(evaluate, broken, tmp_path, [*CELLS, *(dataclasses.replace(cell, num_fewshot=4) for cell in CELLS[:2])])
     assert [outcome.failure.sentence for outcome in more[3:]] == ["no such model."] * 2
     assert evaluate.seen == []
 
@@ -99,7 +106,7 @@ def test_interrupted_cell_is_not_a_finished_one(model: Model, tmp_path: Path):
 
 
 def test_leftovers_of_a_dead_run_are_swept_away(model: Model, tmp_path: Path):
-    leftover = tmp_path / model.name / f".unfinished-{CELLS[0].name}"
+    leftover = tmp_path / model.name / ".unfinished-t-0shot-seed0"
     (leftover / "scores").mkdir(parents=True)
     (leftover / "scores" / "half.parquet").write_text("half")
     run(Recorder(), model, tmp_path)
@@ -110,7 +117,7 @@ def test_leftovers_of_a_dead_run_are_swept_away(model: Model, tmp_path: Path):
 
 def test_evaluation_that_leaves_nothing_is_a_failure(model: Model, tmp_path: Path):
     (outcome,) = run(lambda cell, model, folder: {}, model, tmp_path, CELLS[:1])
-    assert outcome.failure.sentence == "t-0shot-seed0 ran, but left no result and score table."
+    assert re.fullmatch(r"t-0shot-seed0-\w+ ran, but left no result and score table\.", outcome.failure.sentence)
 
 
 def test_foreign_folder_is_never_overwritten(model: Model, tmp_path: Path):
@@ -184,12 +191,10 @@ import torch.distributed as dist
 from lm_eval_proca.errors import TaskError
 from lm_eval_proca.experiments import ranks
 from lm_eval_proca.experiments.cell import Cell, Model, cell_folder
-from lm_eval_proca.experiments.runner import ordinary_cells, run_cells
-from lm_eval_proca.experiments.task_files import find_task_files
+from lm_eval_proca.experiments.runner import evaluate_cell, run_cells
 
 ranks.GRACE_SECONDS = 1.0
 weights, rows, output = sys.argv[1:]
-ordinary = ordinary_cells(find_task_files(["proca_sst2"]))
 
 def evaluate(cell, model, folder):
     if cell.seed == 1:
@@ -198,7 +203,7 @@ def evaluate(cell, model, folder):
         if dist.get_rank() == 1:
             raise MemoryError("only one fails")
         dist.barrier()
-    return ordinary(cell, model, folder)
+    return evaluate_cell(cell, model, folder)
 
 settings = (("data_dir", rows), ("estimate_size", 40))
 cells = [Cell("proca_sst2", 1, seed, 20, settings) for seed in range(5)]
@@ -231,9 +236,7 @@ def test_two_processes_agree_and_none_waits_for_ever(tiny_gpt2: Path, two_datase
     finished = [is_finished(cell_folder(tmp_path / "two", model, cell)) for cell in cells]
     assert finished == [True, False, False, False]
 
-    run_cells(
-        cells[:1], model, tmp_path / "one", evaluate=ordinary_cells(find_task_files(["proca_sst2"])), progress=False
-    )
+    run_cells(cells[:1], model, tmp_path / "one", progress=False)
     one, two = (cell_scores(tmp_path / name, model, cells[0]) for name in ("one", "two"))
     np.testing.assert_array_equal(one.index, two.index)
     np.testing.assert_allclose(one.scores, two.scores, atol=1e-4)

@@ -11,6 +11,7 @@ import pytest
 
 from lm_eval_proca.errors import ScoreTableError
 from lm_eval_proca.experiments.sample_logs import read_samples
+from lm_eval_proca.experiments.score_files import read_run
 from tests.conftest import made_sentences, write_jsonl
 
 PLAIN_TASK = """
@@ -106,7 +107,6 @@ def test_a_varying_number_of_choices_is_refused(logged: Callable) -> None:
     [
         ({"target": "1" * 40}, "is none of the choices"),
         ({"acc": 7.0}, "say otherwise"),
-        ({"resps": [[["nan", "False"]], [["-1", "False"]]]}, "not a finite number"),
         ({"resps": [[["some generated text"]]]}, "no sample of a multiple-choice task"),
     ],
 )
@@ -118,6 +118,15 @@ def test_damaged_or_foreign_rows_are_refused_with_their_line(
     changed.write_text("\n".join([lines[0], json.dumps({**json.loads(lines[1]), **change})]))
     with pytest.raises(ScoreTableError, match=f"line 2 of .*{message}"):
         read_samples(changed)
+
+
+def test_scores_that_are_not_finite_are_refused_where_they_would_be_calibrated(log: Path, tmp_path: Path) -> None:
+    first, *_ = log.read_text().splitlines()
+    changed = tmp_path / "changed.jsonl"
+    resps = [[["nan", "False"]], [["-1", "False"]]]
+    changed.write_text(json.dumps({**json.loads(first), "resps": resps}) + "\n\n")
+    with pytest.raises(ScoreTableError, match=r"changed.jsonl cannot be calibrated. The model gave nan as the score"):
+        read_run(changed)
 
 
 def test_a_cut_file_is_refused(log: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from lm_eval_proca.errors import TaskError
 from lm_eval_proca.experiments import task_files
 from lm_eval_proca.experiments.cell import Cell, Model
 from lm_eval_proca.experiments.runner import Failure, load_task
-from lm_eval_proca.experiments.sweep import estimate_cost, grid, sample_prompts, token_counter
+from lm_eval_proca.experiments.sweep import estimate_cost, grid, render_prompts, token_counter
 from lm_eval_proca.experiments.task_files import find_single_task, find_task_files
 from lm_eval_proca.score_table import ScoreTable
 from lm_eval_proca_discovery import task_configs_path
@@ -24,11 +24,12 @@ NINE = ["sst2", "sst5", "mr", "subj", "ap", "agnews", "dbpedia", "rte", "trec"]
 
 
 def test_grid_is_every_combination():
-    cells = grid(["a", "b"], [0, 4], [0, 1, 2], limit=50, settings=(("estimate_size", 9),))
+    files = {"a": Path("a.yaml"), "b": Path("b.yaml")}
+    cells = grid(files, [0, 4], [0, 1, 2], limit=50, settings=(("estimate_size", 9),))
     assert len(set(cells)) == 12
-    assert cells[0] == Cell("a", 0, 0, 50, (("estimate_size", 9),))
+    assert cells[0] == Cell("a", 0, 0, 50, (("estimate_size", 9),), Path("a.yaml"))
     assert [cell.seed for cell in cells[:3]] == [0, 1, 2]
-    assert len(grid(["a"], [4, 4], [0, 0])) == 1
+    assert len(grid({"a": Path("a.yaml")}, [4, 4], [0, 0])) == 1
 
 
 def test_defaults_are_the_papers_grid():
@@ -59,15 +60,14 @@ def test_unknown_task_is_one_sentence(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_estimate_agrees_with_the_requests_of_the_run(tiny_gpt2: Path, two_datasets: Path):
-    files = find_task_files(["proca_sst2"])
     settings = (("data_dir", two_datasets), ("estimate_size", 60))
     nowhere = (("estimate_split", "nowhere"), *settings)
     cells = [Cell("proca_sst2", 4, 0, 40, settings), Cell("proca_sst2", 4, 0, 40, nowhere)]
-    prompts = sample_prompts(cells, files)
+    prompts = render_prompts(cells)
     count, counted_with = token_counter(Model("hf", {"pretrained": str(tiny_gpt2)}))
     cost = estimate_cost(prompts[cells[0]], count)
 
-    task = load_task(cells[0], files["proca_sst2"], {})
+    task = load_task(cells[0], {})
     task.set_config("num_fewshot", 4)
     task.set_fewshot_seed(0)
     task.build_all_requests(limit=40)
@@ -153,8 +153,8 @@ def test_killed_three_times_and_resumed_gives_the_same_table(
         assert json.loads(resumed[name].read_text())["results"] == json.loads(file.read_text())["results"]
         table, other = (ScoreTable.load(next(f.parent.glob("scores/*.parquet"))) for f in (file, resumed[name]))
         assert table.metadata == other.metadata
-        for column in ("role", "index", "gold", "estimate_gold", "scores"):
-            np.testing.assert_array_equal(getattr(table, column), getattr(other, column))
+        np.testing.assert_array_equal(table.index, other.index)
+        np.testing.assert_allclose(table.scores, other.scores, atol=1e-5)
 
 
 def test_finished_sweep_has_nothing_to_do(
@@ -211,3 +211,85 @@ def test_second_sweep_in_the_folder_is_refused(options: list[str], start_command
     first.join()
     assert second.exitcode == 1
     assert f"lm-eval-proca sweep: Another run (process {first.pid} on " in (tmp_path / "second").read_text()
+
+
+# ------------------------------------------------------------------ runs that differ never share a cell
+
+OWN_TASK = """
+class: !function lm_eval_proca.CalibratedTask
+task: own_sentiment
+dataset_path: somebody/reviews
+validation_split: validation
+fewshot_split: train
+output_type: multiple_choice
+doc_to_text: "{{sentence.strip()}} All in all it was"
+doc_to_target: label
+doc_to_choice: ["bad", "good"]
+filter_list:
+  - {name: none, filter: [{function: take_first}]}
+  - {name: bc, filter: [{function: bc}]}
+calibration: {estimate_split: train, estimate_size: 20, text_fields: [sentence], data_folder: sst2}
+metadata: {version: 1, remark: not an argument of a model}
+"""
+
+
+@pytest.fixture
+def sweep(tiny_gpt2: Path, data_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Sweeps one cell of the task above into `tmp_path / "runs"`; returns all that was printed."""
+    from lm_eval_proca.cli import main
+
+    (tmp_path / "own.yaml").write_text(OWN_TASK)
+
+    def run(*metadata: str, model_args: str = "") -> str:
+        command = ["sweep", "--model", "hf", "--model_args", f"pretrained={tiny_gpt2}{model_args}", "--device", "cpu"]
+        command += ["--tasks", "own_sentiment", "--include_path", str(tmp_path), "--num_fewshot", "0", "--seeds", "0"]
+        command += ["--limit", "10", "--batch_size", "16", "--output_path", str(tmp_path / "runs")]
+        assert main([*command, "--metadata", f"proca.data_dir={data_dir}", *metadata]) == 0
+        printed = capsys.readouterr()
+        return printed.out + printed.err
+
+    return run
+
+
+def test_one_argument_more_is_another_model(sweep: Callable[..., str], tmp_path: Path):
+    from lm_eval_proca.report.comparison import compare
+
+    for value in ("True", "False"):
+        assert "0 finished, 1 to do" in sweep(model_args=f",add_bos_token={value}")
+    assert len(list((tmp_path / "runs").iterdir())) == 2
+    models = {row.model for row in compare([tmp_path / "runs"]).leaderboards[0].rows}
+    assert {model.rpartition(" ")[2] for model in models} == {"(add_bos_token=True)", "(add_bos_token=False)"}
+    assert "1 finished, 0 to do" in sweep(model_args=",add_bos_token=true")
+    tables = [ScoreTable.load(file) for file in (tmp_path / "runs").rglob("*.parquet")]
+    assert len({table.origin["model_args"]["add_bos_token"] for table in tables}) == 2
+    assert all("remark" not in table.origin["model_args"] for table in tables)
+
+
+def test_an_edited_task_makes_new_cells(sweep: Callable[..., str], tmp_path: Path):
+    from lm_eval_proca.report.comparison import compare
+
+    sweep()
+    file = tmp_path / "own.yaml"
+    file.write_text(OWN_TASK.replace("All in all", "On the whole"))
+    again = sweep()
+    assert "0 finished, 1 to do" in again
+    assert (
+        "own_sentiment-0shot-seed0-limit10: finished before, but with another task configuration (doc_to_text)" in again
+    )
+    assert "1 finished, 0 to do" in sweep()
+    assert len(cells_of(tmp_path / "runs")) == 2
+    (notice,) = [notice.text for notice in compare([tmp_path / "runs"]).notices if notice.kind == "differing"]
+    assert "Results of own_sentiment differ in template; they stand in separate columns" in notice
+
+    file.write_text(OWN_TASK)
+    assert "1 finished, 0 to do" in sweep(), "the first cell is still there"
+    assert "1 finished, 0 to do" in sweep("proca.estimate_size=20"), "which says what the task says"
+
+
+def test_an_edited_estimate_file_makes_new_cells(sweep: Callable[..., str], tmp_path: Path):
+    file = tmp_path / "estimate.jsonl"
+    for word in ("fine", "dull"):
+        file.write_text("".join(json.dumps({"sentence": f"a {word} film, number {k}"}) + "\n" for k in range(20)))
+        assert "0 finished, 1 to do" in sweep(f"proca.estimate_file={file}")
+        assert "1 finished, 0 to do" in sweep(f"proca.estimate_file={file}")
+    assert len(cells_of(tmp_path / "runs")) == 2

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
 from lm_eval_proca.errors import ResultsError
+from lm_eval_proca.identity import model_identity
 from lm_eval_proca.report.answers import read_correct
+from lm_eval_proca.report.datasets import measurements_of
 from lm_eval_proca.report.results import read_results, short_model_names
 
 BOTH = {"none": 0.5, "proca": 0.75}
@@ -153,36 +156,94 @@ def test_nothing_to_compare_is_one_sentence(tmp_path, content):
         read_results([folder])
 
 
+def names_of(files) -> list[str]:
+    return [run.model for run in read_results(files).runs]
+
+
 @pytest.mark.parametrize(
-    ("model_args", "name"),
+    ("arguments", "names"),
     [
-        ({"pretrained": "org/name"}, "org/name"),
-        ({"pretrained": "org/name", "dtype": "float16", "api_key": "SECRET"}, "org/name (dtype=float16)"),
-        ({"pretrained": "org/name", "revision": "main", "trust_remote_code": True}, "org/name"),
-        ({"pretrained": "org/name", "peft": "org/adapter"}, "org/name (peft=org/adapter)"),
-        ({"pretrained": "/models/x", "gguf_file": "small.Q4.gguf"}, "/models/x/small.Q4.gguf"),
-        ({"model": "gpt-x", "base_url": "http://me:SECRET@host"}, "gpt-x"),
+        ([{"dtype": "float16", "api_key": "SECRET"}], ["org/name"]),
+        ([{}, {"dtype": "float16"}], ["org/name", "org/name (dtype=float16)"]),
+        (
+            [{"add_bos_token": True, "dtype": "float16"}, {"add_bos_token": False, "dtype": "float16"}],
+            ["org/name (add_bos_token=True)", "org/name (add_bos_token=False)"],
+        ),
+        ([{"peft": "org/a"}, {"peft": "org/b"}], ["org/name (peft=org/a)", "org/name (peft=org/b)"]),
+        ([{"load_in_8bit": True}, {"load_in_8bit": "true"}], ["org/name", "org/name"]),
+        ([{"batch_size": 1}, {"batch_size": 8, "device": "cpu"}], ["org/name", "org/name"]),
+        ([{"gguf_file": "a.gguf"}, {"gguf_file": "b.gguf"}], ["org/name/a.gguf", "org/name/b.gguf"]),
     ],
 )
-def test_model_identity(write_result, model_args, name):
-    (run,) = read_results([write_result(accuracy=BOTH, model_args=model_args)]).runs
-    assert run.model == name
+def test_a_model_is_named_by_what_tells_it_apart(write_result, arguments, names):
+    files = [write_result(accuracy=BOTH, model_args={"pretrained": "org/name", **some}) for some in arguments]
+    assert names_of(files) == names
+
+
+def test_secrets_tell_models_apart_and_are_not_shown(write_result):
+    urls = [f"https://me:SECRET{k}@host" for k in range(2)]
+    files = [write_result(accuracy=BOTH, model_args={"model": "gpt-x", "base_url": url}) for url in urls]
+    names = names_of(files)
+    assert len(set(names)) == 2
+    assert all(re.fullmatch(r"gpt-x \(left-out=[0-9a-f]{6}\)", name) for name in names)
+
+
+def test_a_cell_and_a_plain_run_of_one_model_are_one_row(write_result, tmp_path):
+    """The results of a cell do not show its key; the identity beside them knows that there was one."""
+    args = {"pretrained": "org/name", "token": "SECRET"}
+    plain = write_result(accuracy=BOTH, model_args=args)
+    cell = write_result(accuracy=BOTH, model_args={"pretrained": "org/name"}, folder=tmp_path / "cell")
+    assert len(set(names_of([plain, cell]))) == 2
+    model = model_identity(args, json.loads(plain.read_text())["config"]["model"])
+    (cell.parent / "identity.json").write_text(json.dumps({"model": model}))
+    assert names_of([plain, cell]) == ["org/name", "org/name"]
+    (cell.parent / "identity.json").write_text("{}")
+    (notice,) = read_results([plain, cell]).notices
+    assert notice.kind == "damaged"
+
+
+def change(file, **keys) -> None:
+    file.write_text(json.dumps({**json.loads(file.read_text()), **keys}))
 
 
 def test_model_identity_from_older_string_arguments(write_result):
-    file = write_result(accuracy=BOTH)
-    document = json.loads(file.read_text())
-    document["config"]["model_args"] = "pretrained=org/name,dtype=float16"
-    file.write_text(json.dumps(document))
-    assert read_results([file]).runs[0].model == "org/name (dtype=float16)"
+    old, new = (write_result(accuracy=BOTH, model_args={"pretrained": "org/name", "dtype": "x"}) for _ in range(2))
+    config = json.loads(old.read_text())["config"]
+    change(old, config={**config, "model_args": "pretrained=org/name,dtype=x"})
+    assert names_of([old, new]) == ["org/name", "org/name"]
 
 
-def test_chat_template_makes_another_model(write_result):
-    file = write_result(accuracy=BOTH)
+def test_keys_of_a_tasks_metadata_are_no_arguments(write_result):
+    file = write_result(accuracy=BOTH, model_args={})
     document = json.loads(file.read_text())
-    document["chat_template_sha"] = "abc"
-    file.write_text(json.dumps(document))
-    assert read_results([file]).runs[0].model == "org/model (chat template)"
+    document["configs"]["proca_sst2"]["metadata"] |= {"path": "a remark", "dtype": "x"}
+    config = {key: value for key, value in document["config"].items() if not key.startswith("model_")}
+    change(file, configs=document["configs"], config={**config, "model": "SomeLM", "model_args": None})
+    assert names_of([file]) == ["SomeLM"]
+
+
+def test_backend_chat_template_and_system_prompt_make_another_model(write_result):
+    files = [write_result(accuracy=BOTH) for _ in range(4)]
+    change(files[1], chat_template_sha="abcdefgh")
+    change(files[2], system_instruction_sha="12345678")
+    change(files[3], config={**json.loads(files[3].read_text())["config"], "model": "vllm"})
+    backend = json.loads(files[0].read_text())["config"]["model"]
+    assert names_of(files) == [
+        f"org/model ({backend})",
+        f"org/model ({backend}, chat_template_sha=abcdef)",
+        f"org/model ({backend}, system_instruction_sha=123456)",
+        "org/model (vllm)",
+    ]
+
+
+def test_an_edited_template_stands_in_a_column_of_its_own(write_result):
+    old, new = (write_result(accuracy=BOTH, seed=seed) for seed in (0, 1))
+    configs = json.loads(new.read_text())["configs"]
+    configs["proca_sst2"]["doc_to_text"] += " edited"
+    change(new, configs=configs)
+    measurements, (notice,) = measurements_of(read_results([old, new]).runs)
+    assert len({one.dataset for one in measurements}) == 2
+    assert notice.text.startswith("Results of proca_sst2 differ in template")
 
 
 def test_model_names_lose_what_could_rewrite_a_terminal(write_result):

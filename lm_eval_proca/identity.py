@@ -1,0 +1,297 @@
+"""One identity of a run: what makes two runs the same.
+
+Folder names, names of score tables, resumed sweeps, the rows of `compare` and the notes of `apply` all ask here. An
+identity is known before a model or a dataset is loaded. It has one part per question (which model, which task, ...),
+so that a difference can be named, and it is JSON-ready: every finished cell keeps its own as identity.json.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+from glob import glob
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lm_eval_proca.errors import TaskError
+
+Part = dict[str, Any]
+Identity = dict[str, Part]
+
+IDENTITY_FILE = "identity.json"
+"""Lies beside the results of every cell."""
+
+PROCEDURE = 1
+"""Raised whenever the same run would draw other rows, build other prompts or fit otherwise."""
+
+PARTS = {
+    "model": "model",
+    "task": "task configuration",
+    "settings": "setting",
+    "files": "content of a file",
+    "run": "run",
+    "versions": "version",
+}
+"""The parts of an identity, in the words of a message."""
+
+BACKEND = "--model"  # no argument can have this name, nor the next; HFLM has one called `backend`
+LEFT_OUT = "left-out"
+NAMES_OF_WEIGHTS = ("pretrained", "model", "path", "engine")
+MAY_BE_FOLDERS = (*NAMES_OF_WEIGHTS, "peft", "delta", "tokenizer")
+
+SECRETS = frozenset(
+    {
+        "access_key", "access_token", "api_key", "api_token", "apikey", "auth", "auth_token", "authorization",
+        "aws_access_key_id", "aws_secret_access_key", "aws_session_token", "bearer", "bearer_token", "client_secret",
+        "cookie", "cookies", "credential", "credentials", "header", "headers", "hf_token", "key", "openai_api_key",
+        "passphrase", "password", "private_key", "secret", "secret_key", "session_token", "token", "use_auth_token",
+        "watsonx_credentials",
+    }
+)  # fmt: skip
+"""Exactly these names, however they are written: `add_bos_token` and `prefix_token_id` change scores."""
+
+NOT_WHAT_BUT_HOW = frozenset({"batch_size", "max_batch_size", "device", "num_concurrent", "max_retries", "timeout"})
+"""Arguments of a model that decide how fast it answers, not what."""
+
+_USER_IN_URL = re.compile(r"(?<=://)[^/\s]+@")
+_QUERY_IN_URL = re.compile(r"(?<=[?&])([\w-]+)=([^&#\s]*)")
+
+# ------------------------------------------------------------------ values
+
+
+def public(value: Any, left_out: list[Any] | None = None) -> Any:
+    """A value without keys, tokens and passwords: what may be written into a file. These go to `left_out`."""
+    left_out = [] if left_out is None else left_out
+    if isinstance(value, Mapping):
+        secret = {key for key in value if str(key).lower().replace("-", "_") in SECRETS}
+        left_out.extend((str(key), value[key]) for key in sorted(secret, key=str))
+        return {key: public(one, left_out) for key, one in value.items() if key not in secret}
+    if isinstance(value, (list, tuple)):
+        return [public(one, left_out) for one in value]
+    if not isinstance(value, str) or "://" not in value:
+        return value
+    query = dict(_QUERY_IN_URL.findall(value))
+    hidden = [*_USER_IN_URL.findall(value), *(query[key] for key in query if key not in public(query))]
+    left_out.extend(hidden)
+    for text in hidden:
+        value = value.replace(text, "")
+    return value
+
+
+def _described(values: Mapping[str, Any]) -> Part:
+    """JSON-ready and public; a hash stands for what was left out, so that it still tells two runs apart."""
+    left_out: list[Any] = []
+    shown: Part = _canonical(public(values, left_out))
+    return {**shown, LEFT_OUT: digest(_canonical(left_out), 6)} if left_out else shown
+
+
+def _canonical(value: Any) -> Any:
+    """Typed and textual forms of one value are the same: True and "true", 4 and "4"."""
+    if isinstance(value, Mapping):
+        return {str(key): _canonical(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_canonical(one) for one in value]
+    text = str(value)
+    return text.capitalize() if text.lower() in {"true", "false", "none"} else text
+
+
+def digest(value: Any, digits: int = 12) -> str:
+    """A short SHA-256 of anything JSON-ready."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:digits]
+
+
+# ------------------------------------------------------------------ models
+
+
+def model_identity(args: Mapping[str, Any], backend: str | None = None) -> Part:
+    """Backend and arguments of a model; of arguments that may not be written down, a hash."""
+    described = _described({key: value for key, value in args.items() if key not in NOT_WHAT_BUT_HOW})
+    for key in MAY_BE_FOLDERS:
+        if key in described and os.path.isdir(folder := os.path.expanduser(str(described[key]))):
+            described[key] = str(Path(folder).resolve())
+    return {BACKEND: backend, **described} if backend else described
+
+
+def weights_and_rest(model: Part) -> tuple[str | None, Part]:
+    """What the arguments of a model call its weights, and the other arguments."""
+    named = next((key for key in NAMES_OF_WEIGHTS if model.get(key, "None") not in ("", "None")), "")
+    return model.get(named), {key: value for key, value in model.items() if key != named}
+
+
+# ------------------------------------------------------------------ tasks
+
+
+class _Function(str):
+    """What `!function` names; the file that defines it is not imported."""
+
+
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    pass
+
+
+_Loader.add_constructor("!function", lambda loader, node: _Function(loader.construct_scalar(node)))
+
+
+def task_config(file: str | os.PathLike[str]) -> dict[str, Any]:
+    """A task's YAML after `include:`, as lm-eval resolves it; a function is its name and a hash of its file."""
+    try:
+        return _resolved(Path(file).resolve())
+    except (OSError, ValueError, TypeError, RecursionError, yaml.YAMLError) as error:
+        raise TaskError(f"The task file {file} cannot be read ({type(error).__name__}: {error}).") from error
+
+
+def _resolved(file: Path) -> dict[str, Any]:
+    config = dict(_parsed(file.read_bytes()))
+    includes = config.pop("include", [])
+    inherited: dict[str, Any] = {}
+    for name in includes if isinstance(includes, list) else [includes]:
+        inherited |= _resolved(file.parent / name)
+        inherited.pop("task_list", None)
+    return inherited | _with_functions(config, file.parent)
+
+
+@cache
+def _parsed(text: bytes) -> dict[str, Any]:
+    return dict(yaml.load(text, Loader=_Loader))
+
+
+def _with_functions(value: Any, folder: Path) -> Any:
+    if isinstance(value, dict):
+        return {key: _with_functions(one, folder) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_with_functions(one, folder) for one in value]
+    if not isinstance(value, _Function):
+        return value
+    file = _defining_file(value.rpartition(".")[0], folder)
+    return {"function": str(value), "content": content(file) if file else None}
+
+
+def _defining_file(module: str, folder: Path) -> str | Path | None:
+    beside = folder / f"{module.replace('.', '/')}.py"
+    if beside.exists() or module.startswith("lm_eval_proca"):  # whether ours still do the same, PROCEDURE says
+        return beside
+    try:
+        found = importlib.util.find_spec(module)
+    except (ImportError, ValueError):  # the task itself will say so
+        return None
+    return found.origin if found else None
+
+
+def _files(config: Mapping[str, Any], settings: Mapping[str, Any]) -> Part:
+    """Local files that the task reads: hashes of their content."""
+    estimate, folder = settings.get("estimate_file"), data_folder(config, settings)
+    paths: dict[str, list[Path]] = {}
+    if folder is not None:
+        paths["data_dir"] = sorted(folder.glob("*.jsonl")) or sorted(folder.rglob("*.*"))
+    for name in _texts([config.get("dataset_path"), config.get("dataset_kwargs")]):
+        if found := sorted(Path(name).rglob("*.*") if os.path.isdir(name) else map(Path, glob(name))):
+            paths[name] = found
+    hashes: Part = {name: [[path.name, content(path)] for path in of_name] for name, of_name in paths.items()}
+    return hashes if estimate is None else {"estimate_file": content(estimate), **hashes}
+
+
+def data_folder(config: Mapping[str, Any], settings: Mapping[str, Any]) -> Path | None:
+    """Where a task's rows lie in `proca.data_dir`; None if they come from elsewhere."""
+    given, name = settings.get("data_dir"), settings.get("data_folder")
+    names_its_files = "data_files" in (config.get("dataset_kwargs") or {}) and name is None
+    if given is None or config.get("custom_dataset") is not None or names_its_files:
+        return None
+    return Path(given).expanduser() / (name or config.get("dataset_name") or Path(str(config.get("dataset_path"))).name)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (dict, list)):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from _texts(one)
+
+
+def content(path: str | os.PathLike[str]) -> str | None:
+    """A hash of what a file holds; None if there is none."""
+    path = Path(path).expanduser()
+    try:
+        stat = path.stat()
+        return _content(path, stat.st_size, stat.st_mtime_ns)
+    except OSError:
+        return None
+
+
+@cache
+def _content(path: Path, size: int, mtime_ns: int) -> str:
+    whole = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            whole.update(block)
+    return whole.hexdigest()[:16]
+
+
+# ------------------------------------------------------------------ runs
+
+
+def run_identity(
+    model: Part, task_file: str | os.PathLike[str] | None, settings: Mapping[str, Any], **run: Any
+) -> Identity:
+    """What decides a run of a model on the task of a YAML file, if it has one.
+
+    `settings` are the `calibration:` block after overrides; of files and folders the content counts, not the place.
+    `run` is shots, seed and limit. lm-eval's version is part of it because it builds prompts and requests; ours is as
+    PROCEDURE. Those of torch and transformers are not: they change the last digits of a score.
+    """
+    config = task_config(task_file) if task_file else {}
+    places = ("scores_dir", "data_dir", "data_folder", "estimate_file")
+    return {
+        "model": model,
+        "task": _described({key: value for key, value in config.items() if key != "calibration"}),
+        "settings": _described({key: value for key, value in settings.items() if key not in places}),
+        "files": _files(config, settings),
+        "run": _described(run),
+        "versions": {"lm-eval": importlib.metadata.version("lm-eval"), "procedure": str(PROCEDURE)},
+    }
+
+
+def identity_of_task(metadata: Mapping[str, Any], settings: Mapping[str, Any], record: Mapping[str, Any]) -> Part:
+    """The name of the weights and the identity of a run, as a task knows them from inside it: without the backend.
+
+    `metadata` is the task's, to whose own keys lm-eval adds the model's arguments and `--metadata`; `record` is what
+    the run did.
+    """
+    given = str(metadata.get("config_source"))
+    source = given if os.path.isfile(given) else None
+    own = task_config(source).get("metadata") if source else None
+    own = own if isinstance(own, dict) else {}
+    ours = {"proca", "version", "config_source"}
+    model = model_identity({key: value for key, value in metadata.items() if key not in ours and own.get(key) != value})
+    run = {key: record[key] for key in ("num_fewshot", "seed", "limit")}
+    return {
+        "model": weights_and_rest(model)[0] or "unknown",
+        "identity": run_identity(model, source, settings, **run),
+    }
+
+
+def score_table_name(metadata: Mapping[str, Any]) -> str:
+    """The file of a score table: the same run again replaces it, another never does.
+
+    Chat templates, system prompts and `--samples` are not in the identity, but in the hashes of what was scored.
+    """
+    scored = {key: metadata[key] for key in ("identity", "prompt_hash", "estimate_hash", "eval_hash")}
+    return f"{metadata['task']}-{metadata['num_fewshot']}shot-seed{metadata['seed']}-{digest(scored)}.parquet"
+
+
+def differences(one: Mapping[str, Mapping[str, Any]], other: Mapping[str, Mapping[str, Any]]) -> str:
+    """What tells two identities apart, e.g. "task configuration (doc_to_text)"; empty for the same."""
+    differing = []
+    for part, words in PARTS.items():
+        ours, theirs = one.get(part, {}), other.get(part, {})
+        keys = [key for key in {**ours, **theirs} if ours.get(key) != theirs.get(key)]
+        if keys:
+            differing.append(f"{words} ({', '.join(keys)})")
+    return " and ".join(differing)
