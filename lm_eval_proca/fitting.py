@@ -1,10 +1,10 @@
-"""From a score table to calibrated scores of its evaluation rows, in a run and after it."""
+"""From a score table to calibrated scores of its evaluation rows: in a run, after it, and in analyses."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from sklearn.base import clone
@@ -15,16 +15,26 @@ if TYPE_CHECKING:
     from lm_eval_proca.calibration.base import Calibrator
     from lm_eval_proca.score_table import ScoreTable
 
+FOLDS = 5
+FOLD_SEED = 0
+ROWS_PER_LABEL = 4
+"""Fewer unlabeled rows than this per label are not worth a fit on evaluation rows."""
+
 
 @dataclass(frozen=True)
 class Fit:
-    """A calibrator fitted on a table, and the calibrated log-probabilities of the table's evaluation rows."""
+    """A calibrator fitted on a table, and the calibrated log-probabilities of the table's evaluation rows.
+
+    Where the evaluation rows are the only unlabeled ones they are cross-fitted: a document is calibrated by a fit that
+    has not seen it. `calibrator` is then the fit on all of them, for its report and for new documents.
+    """
 
     calibrator: Calibrator
     documents: list[int]
     """Indices of the evaluation documents."""
     log_proba: np.ndarray
     """Of shape (documents, labels)."""
+    folds: int = 1
 
 
 def fit_all(table: ScoreTable, calibrators: Mapping[str, Calibrator]) -> tuple[dict[str, Fit], dict[str, str]]:
@@ -33,16 +43,65 @@ def fit_all(table: ScoreTable, calibrators: Mapping[str, Calibrator]) -> tuple[d
     failures: dict[str, str] = {}
     for name, calibrator in calibrators.items():
         try:
-            fits[name] = _fit(table, calibrator)
+            fits[name] = fit(calibrator, table)
         except CalibrationError as error:
             failures[name] = str(error)
     return fits, failures
 
 
-def _fit(table: ScoreTable, calibrator: Calibrator) -> Fit:
-    if problem := table.not_finite(("eval", calibrator.fits_on)):
-        raise CalibrationError(f"{problem}; calibration needs finite scores (try another dtype).")
-    scores = table.scores_of(calibrator.fits_on)
-    fitted = clone(calibrator).fit(scores, labels=table.labels, origin=table.origin)
-    log_proba = fitted.predict_log_proba(table.scores_of("eval"))
-    return Fit(fitted, table.index_of("eval").tolist(), log_proba)
+def fit(calibrator: Calibrator, table: ScoreTable, *, rows: np.ndarray | None = None) -> Fit:
+    """A copy of the calibrator, fitted on the rows of the table that it wants, and what it makes of evaluation rows.
+
+    `rows` takes some of the rows that it is fitted on, by their positions in document order.
+    """
+    role = role_to_fit(calibrator, table)
+    _check(calibrator, table, role)
+    documents = table.index_of("eval").tolist()
+    fitted = _fitted(calibrator, table, role, rows)
+    if role != "eval":
+        return Fit(fitted, documents, fitted.predict_log_proba(**_given(table, "eval")))
+    folds = fold_of_rows(len(documents), len(table.labels))
+    log_proba = np.empty((len(documents), len(table.labels)))
+    for fold in range(folds.max() + 1):
+        unseen = np.flatnonzero(folds == fold)
+        seen = np.flatnonzero(folds != fold)
+        part = _fitted(calibrator, table, role, seen)
+        log_proba[unseen] = part.predict_log_proba(**_given(table, "eval", unseen))
+    return Fit(fitted, documents, log_proba, int(folds.max()) + 1)
+
+
+def fold_of_rows(rows: int, labels: int) -> np.ndarray:
+    """The fold of each evaluation row, in document order: seeded, as equal in size as can be."""
+    folds = min(FOLDS, rows)
+    if rows - -(-rows // folds) < ROWS_PER_LABEL * labels:
+        raise CalibrationError(
+            f"{rows} evaluation documents are too few to calibrate {labels} labels on themselves; score at least "
+            f"{-(-ROWS_PER_LABEL * labels * FOLDS // (FOLDS - 1))}, or give unlabeled rows of their own."
+        )
+    return np.random.default_rng(FOLD_SEED).permutation(np.arange(rows) % folds)
+
+
+def role_to_fit(calibrator: Calibrator, table: ScoreTable) -> str:
+    """Which rows of the table a calibrator is fitted on; without an estimate set, the unlabeled evaluation rows."""
+    has_estimate_set = bool((table.role == "estimate").any())
+    return "eval" if calibrator.fits_on == "estimate" and not has_estimate_set else calibrator.fits_on
+
+
+def _fitted(calibrator: Calibrator, table: ScoreTable, role: str, rows: np.ndarray | None) -> Calibrator:
+    return clone(calibrator).fit(**_given(table, role, rows), labels=table.metadata.get("labels"), origin=table.origin)
+
+
+def _given(table: ScoreTable, role: str, rows: np.ndarray | None = None) -> dict[str, Any]:
+    """What a calibrator is given of some rows."""
+    chosen = slice(None) if rows is None else rows
+    return {"scores": table.scores_of(role)[chosen]}
+
+
+def _check(calibrator: Calibrator, table: ScoreTable, role: str) -> None:
+    if not (table.role == role).any():
+        raise CalibrationError(
+            f"{type(calibrator).__name__} is fitted on scores of {role.replace('_', '-')} inputs, which only the score "
+            f"table of a calibrated task has (--metadata proca.scores_dir=DIR)."
+        )
+    if (reason := table.not_finite(("eval", role))) is not None:
+        raise CalibrationError(f"{reason}; calibration needs finite scores (try another dtype).")

@@ -132,7 +132,7 @@ def _tables_of_model(
 ) -> tuple[dict[str, list[ScoreTable]], list[str]]:
     """Make the runs that are not finished yet; the tables of each analysis, and a sentence per run that failed."""
     from lm_eval_proca.experiments.cell import Model, cell_scores
-    from lm_eval_proca.experiments.runner import ordinary_cells, run_cells
+    from lm_eval_proca.experiments.runner import run_cells
     from lm_eval_proca.experiments.task_files import find_task_files
     from lm_eval_proca.harness.gather import is_first_process
 
@@ -140,10 +140,12 @@ def _tables_of_model(
         args.model, key_values(args.model_args, "--model_args"), batch_size=args.batch_size, device=args.device
     )
     folder = Path(args.output) / "runs"
-    cells = {name: plan.cells(args.limit) for name, plan in plans.items()}
     task_files = find_task_files([task for plan in plans.values() for task in plan.tasks], args.include_path)
-    all_cells = [cell for some in cells.values() for cell in some]
-    outcomes = run_cells(all_cells, model, folder, evaluate=ordinary_cells(task_files))
+    cells = {
+        name: [replace(cell, file=task_files[cell.task]) for cell in plan.cells(args.limit)]
+        for name, plan in plans.items()
+    }
+    outcomes = run_cells([cell for some in cells.values() for cell in some], model, folder)
     failed = {outcome.cell: outcome for outcome in outcomes if outcome.failure is not None}
     model.unload()
     if not is_first_process():  # the first one alone knows that the last run has got its final name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from lm_eval_proca.experiments.recalibration import not_finite, recalibrate
+    from lm_eval_proca.experiments.recalibration import recalibrate
     from lm_eval_proca.experiments.score_files import find_score_tables, read_run
     from lm_eval_proca.report.tabular import check_rows_file, text_table, write_rows
 
@@ -58,16 +59,16 @@ def run(args: argparse.Namespace) -> int:
     status = 0
     for path, table, calibrators in runs:
         print(f"{_headline(table)}\n{path}")
-        measured = recalibrate(table, calibrators)
+        measured, failures = recalibrate(table, calibrators)
         print(text_table([_printed(row) for row in measured]))
-        for note in _notes(table, calibrators):
+        for note in _notes(table, measured, failures):
             print(f"note: {note}")
         print()
-        if (reason := not_finite(table)) is not None:
+        if (reason := table.not_finite()) is not None:
             print(f"lm-eval-proca calibrate: {path} has no calibrated rows: {reason}.", file=sys.stderr)
             status = 1
         written += [_row(str(path), table, row) for row in measured]
-        fitted += [row.calibrator for row in measured if row.calibrator is not None]
+        fitted += [row.fit.calibrator for row in measured if row.fit is not None]
     if args.output is not None:
         if args.output.endswith(".csv"):
             written = [{key: value for key, value in row.items() if key != "fit"} for row in written]
@@ -116,19 +117,16 @@ def _headline(table: ScoreTable) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def _notes(table: ScoreTable, calibrators: dict[str, Calibrator]) -> list[str]:
-    from lm_eval_proca.experiments.recalibration import can_fit, has_estimate_set, not_finite
-
+def _notes(table: ScoreTable, measured: Sequence[Measured], failures: Mapping[str, str]) -> list[str]:
     notes: list[str] = []
-    if not_finite(table) is not None:
-        return notes
-    if not has_estimate_set(table):
-        notes.append("without an estimate set, calibrators were fitted on the unlabeled evaluation rows themselves.")
-    for name, calibrator in calibrators.items():
-        if not can_fit(calibrator, table):
-            notes.append(
-                f"{name} is not possible: it needs scores of content-free inputs, which only a score table has."
-            )
+    folds = max((row.fit.folds for row in measured if row.fit is not None), default=1)
+    if folds > 1:
+        notes.append(
+            f"without an estimate set, the unlabeled evaluation rows are cross-fitted in {folds} folds: every document "
+            f"is calibrated by a fit that has not seen it."
+        )
+    for reason in dict.fromkeys(failures.values()):
+        notes.append(f"no row for {', '.join(name for name, why in failures.items() if why == reason)}: {reason}")
     if table.metadata.get("labels_are_positions"):
         notes.append("the choices differ from document to document, so what is calibrated is their position.")
     return notes
@@ -145,7 +143,7 @@ def _number(measure: Interval) -> str:
 
 
 def _row(file: str, table: ScoreTable, row: Measured) -> dict[str, Any]:
-    from lm_eval_proca.experiments.recalibration import role_to_fit
+    from lm_eval_proca.fitting import role_to_fit
 
     known = table.metadata
     numbers = {
@@ -158,8 +156,9 @@ def _row(file: str, table: ScoreTable, row: Measured) -> dict[str, Any]:
         **{key: known.get(key) for key in ("model", "task", "num_fewshot", "seed")},
         "eval_rows": int((table.role == "eval").sum()),
         "calibrator": row.name,
-        "fitted_on": None if row.calibrator is None else role_to_fit(row.calibrator, table),
-        "params": {} if row.calibrator is None else row.calibrator.get_params(),
+        "fitted_on": None if row.fit is None else role_to_fit(row.fit.calibrator, table),
+        "folds": None if row.fit is None else row.fit.folds,
+        "params": {} if row.fit is None else row.fit.calibrator.get_params(),
         **numbers,
-        "fit": None if row.calibrator is None else row.calibrator.fit_report(),
+        "fit": None if row.fit is None else row.fit.calibrator.fit_report(),
     }

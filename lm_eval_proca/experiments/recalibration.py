@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy.special import softmax
-from sklearn.base import clone
 
 from lm_eval_proca.calibration.registry import CALIBRATORS, get_calibrator
 from lm_eval_proca.errors import CalibrationError
+from lm_eval_proca.fitting import Fit, fit_all
 from lm_eval_proca.score_table import ScoreTable
 from lm_eval_proca.statistics import Interval, accuracy, measures
 
@@ -26,25 +26,23 @@ RAW = "none"
 
 @dataclass(frozen=True)
 class Measured:
-    """How one method does on the evaluation rows; the raw scores have no calibrator."""
+    """How one method does on the evaluation rows; the raw scores have no fit."""
 
     name: str
-    calibrator: Calibrator | None
+    fit: Fit | None
     measures: dict[str, Interval]
 
 
-def recalibrate(table: ScoreTable, calibrators: Mapping[str, Calibrator]) -> list[Measured]:
-    """Raw scores, then every calibrator that the table can fit, measured on the evaluation rows."""
+def recalibrate(table: ScoreTable, calibrators: Mapping[str, Calibrator]) -> tuple[list[Measured], dict[str, str]]:
+    """Raw scores, then every calibrator that the table can fit, measured on the evaluation rows; and why not others."""
     scores, gold = table.scores_of("eval"), table.gold_of("eval")
     with np.errstate(invalid="ignore"):  # of scores that are not finite, which have no probabilities
         raw = softmax(scores, axis=1)
+    fits, failures = fit_all(table, calibrators)
     found = [Measured(RAW, None, measures(gold, raw, np.argmax(scores, axis=1)))]
-    for name, calibrator in calibrators.items():
-        if can_fit(calibrator, table):
-            fitted = fit(calibrator, table)
-            log_proba = fitted.predict_log_proba(scores)
-            found.append(Measured(name, fitted, measures(gold, np.exp(log_proba), np.argmax(log_proba, axis=1))))
-    return found
+    for name, one in fits.items():
+        found.append(Measured(name, one, measures(gold, np.exp(one.log_proba), np.argmax(one.log_proba, axis=1))))
+    return found, failures
 
 
 def make_calibrators(names: Iterable[str], params: Params | None = None) -> dict[str, Calibrator]:
@@ -88,62 +86,13 @@ def _make(kinds: Mapping[str, tuple[str, Mapping[str, Any]]], params: Params) ->
     return made
 
 
-def has_estimate_set(table: ScoreTable) -> bool:
-    """False for lm-eval's own sample logs, where the unlabeled evaluation rows stand in."""
-    return bool((table.role == "estimate").any())
-
-
-def role_to_fit(calibrator: Calibrator, table: ScoreTable) -> str:
-    """Which rows of the table a calibrator is fitted on."""
-    return "eval" if calibrator.fits_on == "estimate" and not has_estimate_set(table) else calibrator.fits_on
-
-
-def not_finite(table: ScoreTable) -> str | None:
-    """Why a table cannot be calibrated: which of its scores is no finite number."""
-    unusable = np.argwhere(~np.isfinite(table.scores))
-    if not len(unusable):
-        return None
-    row, label = unusable[0]
-    others = f" (and {len(unusable) - 1} more)" if len(unusable) > 1 else ""
-    return (
-        f"the score of {table.labels[label]!r} for {table.role[row].replace('_', '-')} document {table.index[row]} is "
-        f"{table.scores[row, label]}{others}"
-    )
-
-
-def can_fit(calibrator: Calibrator, table: ScoreTable) -> bool:
-    """Whether the table has the rows that this calibrator is fitted on, and finite scores."""
-    return bool((table.role == role_to_fit(calibrator, table)).any()) and not_finite(table) is None
-
-
-def fit(calibrator: Calibrator, table: ScoreTable, *, rows: np.ndarray | None = None) -> Calibrator:
-    """A copy of the calibrator, fitted on the rows of the table that it wants; it never sees a label.
-
-    `rows` takes some of them, by their positions in document order.
-    """
-    if not can_fit(calibrator, table):
-        raise CalibrationError(
-            f"{type(calibrator).__name__} is fitted on finite scores of {calibrator.fits_on.replace('_', '-')} inputs, "
-            f"which this table does not have; only a run of a calibrated task with --metadata proca.scores_dir=DIR "
-            f"keeps them."
-        )
-    scores = table.scores_of(role_to_fit(calibrator, table))
-    return clone(calibrator).fit(
-        scores if rows is None else scores[rows], labels=table.metadata.get("labels"), origin=table.origin
-    )
-
-
-def accuracy_of(table: ScoreTable, calibrator: Calibrator | None = None) -> float:
-    """Accuracy on the evaluation rows: of a fitted calibrator, or of the raw scores as lm-eval computes it."""
-    scores = table.scores_of("eval")
-    return accuracy(
-        table.gold_of("eval"), np.argmax(scores, axis=1) if calibrator is None else calibrator.predict(scores)
-    )
+def accuracy_of(table: ScoreTable, fit: Fit | None = None) -> float:
+    """Accuracy on the evaluation rows: of a fit, or of the raw scores as lm-eval computes it."""
+    scores = table.scores_of("eval") if fit is None else fit.log_proba
+    return accuracy(table.gold_of("eval"), np.argmax(scores, axis=1))
 
 
 def accuracies(table: ScoreTable, calibrators: Mapping[str, Calibrator]) -> dict[str, float]:
     """Accuracy of the raw scores and of each calibrator that the table can fit."""
-    possible = {name: calibrator for name, calibrator in calibrators.items() if can_fit(calibrator, table)}
-    return {RAW: accuracy_of(table)} | {
-        name: accuracy_of(table, fit(calibrator, table)) for name, calibrator in possible.items()
-    }
+    fits, _ = fit_all(table, calibrators)
+    return {RAW: accuracy_of(table)} | {name: accuracy_of(table, one) for name, one in fits.items()}

@@ -13,7 +13,8 @@ import numpy as np
 from scipy.special import expit, log_expit
 
 from lm_eval_proca.experiments.analyses.observations import prompt_of
-from lm_eval_proca.experiments.recalibration import RAW, accuracy_of, can_fit, fit
+from lm_eval_proca.experiments.recalibration import RAW, accuracy_of
+from lm_eval_proca.fitting import fit, fit_all
 from lm_eval_proca.score_table import ScoreTable
 from lm_eval_proca.statistics import Observation, accuracy
 
@@ -57,13 +58,9 @@ def compare_boundaries(tables: Sequence[ScoreTable], calibrators: Mapping[str, C
         odds = positive_log_odds(table)
         common = prompt_of(table)
         observed.append({**common, "calibrator": RAW, "boundaries": [CONVENTIONAL], "accuracy": accuracy_of(table)})
-        for name, calibrator in calibrators.items():
-            if can_fit(calibrator, table):
-                fitted = fit(calibrator, table)
-                found = decision_boundaries(fitted, float(odds.min()), float(odds.max()))
-                observed.append(
-                    {**common, "calibrator": name, "boundaries": found, "accuracy": accuracy_of(table, fitted)}
-                )
+        for name, one in fit_all(table, calibrators)[0].items():
+            found = decision_boundaries(one.calibrator, float(odds.min()), float(odds.max()))
+            observed.append({**common, "calibrator": name, "boundaries": found, "accuracy": accuracy_of(table, one)})
     return observed
 
 
@@ -102,7 +99,7 @@ def accuracy_over_thresholds(
             "conventional_accuracy": accuracy_of(table),
             "best_threshold": best_threshold,
             "best_accuracy": best_accuracy,
-            "proca_boundaries": decision_boundaries(fitted, float(odds.min()), float(odds.max())),
+            "proca_boundaries": decision_boundaries(fitted.calibrator, float(odds.min()), float(odds.max())),
             "proca_accuracy": accuracy_of(table, fitted),
         }
         for threshold in thresholds:

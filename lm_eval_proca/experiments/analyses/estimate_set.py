@@ -12,7 +12,8 @@ import numpy as np
 
 from lm_eval_proca.errors import ScoreTableError
 from lm_eval_proca.experiments.analyses.observations import prompt_of
-from lm_eval_proca.experiments.recalibration import RAW, accuracy_of, can_fit, fit
+from lm_eval_proca.experiments.recalibration import accuracies, accuracy_of
+from lm_eval_proca.fitting import fit
 from lm_eval_proca.score_table import ScoreTable
 from lm_eval_proca.statistics import Observation
 
@@ -117,18 +118,13 @@ def largest_imbalanced_set(negatives: int, positives: int, levels: Sequence[floa
     return largest
 
 
-def _observe(table: ScoreTable, conditions: Observation, accuracies: Mapping[str, float]) -> list[Observation]:
+def _observe(table: ScoreTable, conditions: Observation, found: Mapping[str, float]) -> list[Observation]:
     run = {**prompt_of(table), **conditions}
-    return [{**run, "calibrator": name, "accuracy": accuracy} for name, accuracy in accuracies.items()]
+    return [{**run, "calibrator": name, "accuracy": accuracy} for name, accuracy in found.items()]
 
 
 def _independent_of_estimate_set(table: ScoreTable, calibrators: Mapping[str, Calibrator]) -> dict[str, float]:
-    fixed = {
-        name: accuracy_of(table, fit(calibrator, table))
-        for name, calibrator in calibrators.items()
-        if calibrator.fits_on != "estimate" and can_fit(calibrator, table)
-    }
-    return {RAW: accuracy_of(table)} | fixed
+    return accuracies(table, {name: one for name, one in calibrators.items() if one.fits_on != "estimate"})
 
 
 def _fitted_on(part: np.ndarray, table: ScoreTable, calibrators: Mapping[str, Calibrator]) -> dict[str, float]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import PurePath
 
-from lm_eval_proca.experiments.recalibration import not_finite
 from lm_eval_proca.score_table import ScoreTable
 from lm_eval_proca.statistics import Observation
 
@@ -53,7 +52,7 @@ def usable(tables: Sequence[ScoreTable], requirements: Sequence[Requirement]) ->
 
 
 def finite_scores(table: ScoreTable) -> str | None:
-    reason = not_finite(table)
+    reason = table.not_finite()
     known = table.metadata
     return reason and f"{known.get('num_fewshot')} shots, seed {known.get('seed')}: {reason}"
 
