@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 FOLDS = 5
 FOLD_SEED = 0
-ROWS_PER_LABEL = 4
-"""Fewer unlabeled rows than this per label are not worth a fit on evaluation rows."""
+ROWS_PER_LABEL = 5
+"""Fewer evaluation rows than this per label are not worth a fit on themselves, which sees four fifths of them."""
 
 
 @dataclass(frozen=True)
@@ -60,25 +60,24 @@ def fit(calibrator: Calibrator, table: ScoreTable, *, rows: np.ndarray | None = 
     fitted = _fitted(calibrator, table, role, rows)
     if role != "eval":
         return Fit(fitted, documents, fitted.predict_log_proba(**_given(table, "eval")))
+    pool = np.arange(len(documents)) if rows is None else rows
     folds = fold_of_rows(len(documents), len(table.labels))
     log_proba = np.empty((len(documents), len(table.labels)))
-    for fold in range(folds.max() + 1):
+    for fold in range(FOLDS):
         unseen = np.flatnonzero(folds == fold)
-        seen = np.flatnonzero(folds != fold)
-        part = _fitted(calibrator, table, role, seen)
+        part = _fitted(calibrator, table, role, pool[folds[pool] != fold])
         log_proba[unseen] = part.predict_log_proba(**_given(table, "eval", unseen))
-    return Fit(fitted, documents, log_proba, int(folds.max()) + 1)
+    return Fit(fitted, documents, log_proba, FOLDS)
 
 
 def fold_of_rows(rows: int, labels: int) -> np.ndarray:
     """The fold of each evaluation row, in document order: seeded, as equal in size as can be."""
-    folds = min(FOLDS, rows)
-    if rows - -(-rows // folds) < ROWS_PER_LABEL * labels:
+    if rows < ROWS_PER_LABEL * labels:
         raise CalibrationError(
             f"{rows} evaluation documents are too few to calibrate {labels} labels on themselves; score at least "
-            f"{-(-ROWS_PER_LABEL * labels * FOLDS // (FOLDS - 1))}, or give unlabeled rows of their own."
+            f"{ROWS_PER_LABEL * labels}, or give unlabeled rows of their own."
         )
-    return np.random.default_rng(FOLD_SEED).permutation(np.arange(rows) % folds)
+    return np.random.default_rng(FOLD_SEED).permutation(np.arange(rows) % FOLDS)
 
 
 def role_to_fit(calibrator: Calibrator, table: ScoreTable) -> str:

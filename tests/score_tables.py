@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -57,3 +58,13 @@ def made_table(
             **metadata,
         },
     )
+
+
+def without(table: ScoreTable, *roles: str) -> ScoreTable:
+    return some_rows(table, np.flatnonzero(~np.isin(table.role, roles)))
+
+
+def some_rows(table: ScoreTable, rows: np.ndarray) -> ScoreTable:
+    """These rows of the file, in this order."""
+    columns = {name: getattr(table, name)[rows] for name in ("role", "index", "gold", "estimate_gold", "scores")}
+    return replace(table, **columns)

@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
             print(f"note: {note}")
         print()
         if (reason := table.not_finite()) is not None:
-            print(f"lm-eval-proca calibrate: {path} has no calibrated rows: {reason}.", file=sys.stderr)
+            print(f"lm-eval-proca calibrate: {path} lacks calibrated rows. {reason}.", file=sys.stderr)
             status = 1
         written += [_row(str(path), table, row) for row in measured]
         fitted += [row.fit.calibrator for row in measured if row.fit is not None]

@@ -52,10 +52,7 @@ def read_run(path: str | Path) -> ScoreTable:
             f"{path} is neither a score table (.parquet, of --metadata proca.scores_dir=DIR) nor a sample log of "
             f"lm-eval (samples_*.jsonl, of --log_samples)."
         )
-    table = ScoreTable.load(path) if path.suffix == ".parquet" else read_samples(path)
-    if problem := table.not_finite():
-        raise ScoreTableError(f"{path} cannot be calibrated. {problem}; score again, e.g. in another dtype.")
-    return table
+    return ScoreTable.load(path) if path.suffix == ".parquet" else read_samples(path)
 
 
 def read_scores(path: str | Path) -> NewScores:
@@ -70,6 +67,8 @@ def read_scores(path: str | Path) -> NewScores:
     if path.suffix == ".jsonl" and _first_line(path).startswith("["):
         return NewScores(_read_lists(path))
     table = read_run(path)
+    if problem := table.not_finite(("eval",)):
+        raise ScoreTableError(f"{path} cannot be calibrated. {problem}; score again, e.g. in another dtype.")
     return NewScores(table.scores_of("eval"), table.labels, table.origin)
 
 

@@ -13,9 +13,10 @@ import pytest
 
 from lm_eval_proca import PrototypicalCalibrator, load_calibrator
 from lm_eval_proca.cli import main
+from lm_eval_proca.fitting import fit
 from lm_eval_proca.score_table import ScoreTable
 from tests.conftest import ROOT
-from tests.score_tables import made_table
+from tests.score_tables import made_table, without
 
 Output = pytest.CaptureFixture[str]
 
@@ -88,24 +89,21 @@ def test_chosen_calibrators_with_chosen_parameters(table_file: Path, capsys: Out
     assert row["accuracy_low"] <= row["accuracy"] <= row["accuracy_high"]
 
 
-def test_scores_that_are_not_finite_leave_the_raw_row_and_other_files_go_on(
-    tmp_path: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scores_that_are_not_finite_leave_the_raw_row_and_other_files_go_on(tmp_path: Path, capsys: Output) -> None:
     broken, whole = made_table("proca_trec", labels=3), made_table()
     broken.scores[4, 2] = float("nan")
-    tables = {"broken.parquet": broken, "whole.parquet": whole}
-    monkeypatch.setattr("lm_eval_proca.experiments.score_files.read_run", lambda path: tables[Path(path).name])
+    files = [str(broken.save(tmp_path / "broken.parquet")), str(whole.save(tmp_path / "whole.parquet"))]
     output = tmp_path / "out.json"
-    assert main(["calibrate", *tables, "--output", str(output)]) == 1
+    assert main(["calibrate", *files, "--output", str(output)]) == 1
     printed = capsys.readouterr()
     [sentence] = [line for line in printed.err.splitlines() if "broken" in line]
-    reason = "the score of 'label2' for eval document 4 is nan"
-    assert sentence == f"lm-eval-proca calibrate: broken.parquet has no calibrated rows: {reason}."
+    reason = "The model gave nan as the score of label 'label2' for eval document 4"
+    assert sentence == f"lm-eval-proca calibrate: {files[0]} lacks calibrated rows. {reason}."
+    assert f"note: no row for bc, conca, proca: {reason}" in printed.out
     assert [(row["file"], row["calibrator"]) for row in json.loads(output.read_text())] == [
-        ("broken.parquet", "none"),
-        *(("whole.parquet", name) for name in ("none", "bc", "conca", "proca")),
+        (files[0], "none"),
+        *((files[1], name) for name in ("none", "bc", "conca", "proca")),
     ]
-    assert "note:" not in printed.out
 
 
 def test_csv_holds_the_numbers_of_all_files(table_file: Path, tmp_path: Path) -> None:
@@ -133,10 +131,10 @@ def test_samples_of_a_task_without_our_class(
     write_samples(path, table)
     assert main(["calibrate", str(path), "--param", "proca.n_init=4"]) == 0
     printed = capsys.readouterr().out
-    expected = PrototypicalCalibrator(n_init=4).fit(table.scores_of("eval")).predict(table.scores_of("eval"))
+    expected = fit(PrototypicalCalibrator(n_init=4), without(table, "estimate", "content_free")).log_proba.argmax(1)
     assert printed_accuracies(printed)["proca"] == f"{(expected == table.gold_of('eval')).mean():.4f}"
-    assert "fitted on the unlabeled evaluation rows themselves" in printed
-    assert "conca is not possible" in printed
+    assert "the unlabeled evaluation rows are cross-fitted in 5 folds" in printed
+    assert "no row for conca: ContextualCalibrator is fitted on scores of content-free inputs" in printed
     assert list(printed_accuracies(printed)) == ["none", "bc", "proca"]
 
 

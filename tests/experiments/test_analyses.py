@@ -10,7 +10,8 @@ from lm_eval_proca import BatchCalibrator, ContextualCalibrator, PrototypicalCal
 from lm_eval_proca.errors import ScoreTableError
 from lm_eval_proca.experiments.analyses import ablation, boundary, estimate_set, observations, prompts
 from lm_eval_proca.experiments.analyses.observations import only, usable
-from lm_eval_proca.experiments.recalibration import accuracies, accuracy_of, fit, make_calibrators
+from lm_eval_proca.experiments.recalibration import accuracies, accuracy_of, make_calibrators
+from lm_eval_proca.fitting import fit
 from lm_eval_proca.statistics import mean_by
 from tests.score_tables import made_table
 
@@ -42,16 +43,16 @@ def test_boundaries_of_shifts_are_where_algebra_says() -> None:
     table = made_table(bias=3.0)
     low, high = -20.0, 20.0
     mean = log_softmax(table.scores_of("estimate"), axis=1).mean(axis=0)
-    [found] = boundary.decision_boundaries(fit(BatchCalibrator(), table), low, high)
+    [found] = boundary.decision_boundaries(fit(BatchCalibrator(), table).calibrator, low, high)
     assert found == pytest.approx(expit(mean[1] - mean[0]), abs=1e-7)
     content_free = np.exp(table.scores_of("content_free")).mean(axis=0)
-    [found] = boundary.decision_boundaries(fit(ContextualCalibrator(), table), low, high)
+    [found] = boundary.decision_boundaries(fit(ContextualCalibrator(), table).calibrator, low, high)
     assert found == pytest.approx(content_free[1] / content_free.sum(), abs=1e-7)
 
 
 def test_proca_boundaries_part_the_line_as_its_predictions_do(calibrators: dict) -> None:
     table = made_table(bias=3.0, separation=1.5)
-    fitted = fit(calibrators["proca"], table)
+    fitted = fit(calibrators["proca"], table).calibrator
     found = boundary.decision_boundaries(fitted, -12.0, 12.0)
     assert found
     line = np.linspace(-12.0, 12.0, 997)
@@ -122,7 +123,8 @@ def test_imbalanced_sets_have_the_proportion_asked_for() -> None:
         assert (len(labels), sum(labels)) == (50, round(50 * level))
         assert len({row.tobytes() for row in part}) == 50
     calibrated = [row for row in rows if row["calibrator"] == "bc"]
-    expected = [accuracy_of(table, BatchCalibrator().fit(part)) for part in Witness.seen]
+    gold = table.gold_of("eval")
+    expected = [np.mean(BatchCalibrator().fit(part).predict(table.scores_of("eval")) == gold) for part in Witness.seen]
     assert [row["accuracy"] for row in calibrated] == expected
 
 
@@ -233,7 +235,9 @@ def test_tables_that_an_analysis_cannot_use_are_left_out_with_the_reason() -> No
     broken = made_table("proca_subj", seed=3)
     broken.scores[7, 0] = np.nan
     tables = [good, many, many, unlabeled, no_estimate_set, one_sided, broken]
-    not_a_number = "proca_subj (4 shots, seed 3: the score of 'Negative' for eval document 7 is nan)"
+    not_a_number = (
+        "proca_subj (4 shots, seed 3: The model gave nan as the score of label 'Negative' for eval document 7)"
+    )
     four = "proca_agnews (4 labels, not two)"
     assert usable(tables, [observations.two_labels]) == (
         [good, unlabeled, no_estimate_set, one_sided],

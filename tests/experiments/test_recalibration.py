@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -10,24 +8,16 @@ from lm_eval_proca.errors import CalibrationError
 from lm_eval_proca.experiments.recalibration import (
     accuracies,
     calibrators_of_run,
-    fit,
     make_calibrators,
-    not_finite,
     recalibrate,
 )
-from lm_eval_proca.score_table import ScoreTable
-from tests.score_tables import made_table
-
-
-def without(table: ScoreTable, *roles: str) -> ScoreTable:
-    keep = ~np.isin(table.role, roles)
-    columns = {name: getattr(table, name)[keep] for name in ("role", "index", "gold", "estimate_gold", "scores")}
-    return replace(table, **columns)
+from tests.score_tables import made_table, without
 
 
 def test_raw_stands_beside_every_calibrator_of_the_run() -> None:
     table = made_table()
-    raw, *calibrated = recalibrate(table, calibrators_of_run(table))
+    (raw, *calibrated), failures = recalibrate(table, calibrators_of_run(table))
+    assert failures == {}
     gold = table.gold_of("eval")
     assert raw.name == "none"
     assert raw.measures["accuracy"].value == np.mean(table.scores_of("eval").argmax(axis=1) == gold)
@@ -44,16 +34,6 @@ def test_raw_stands_beside_every_calibrator_of_the_run() -> None:
     }
 
 
-def test_calibrators_never_depend_on_any_label() -> None:
-    table = made_table()
-    rng = np.random.default_rng(0)
-    shuffled = replace(table, gold=rng.permutation(table.gold), estimate_gold=rng.permutation(table.estimate_gold))
-    for name, calibrator in calibrators_of_run(table).items():
-        first = fit(calibrator, table).predict_log_proba(table.scores_of("eval"))
-        again = fit(calibrators_of_run(shuffled)[name], shuffled).predict_log_proba(table.scores_of("eval"))
-        np.testing.assert_array_equal(first, again)
-
-
 def test_filters_of_the_run_keep_their_names_and_parameters() -> None:
     filters = {
         "none": [{"function": "take_first"}],
@@ -66,43 +46,36 @@ def test_filters_of_the_run_keep_their_names_and_parameters() -> None:
     assert found["proca"].get_params() == PrototypicalCalibrator().get_params()
 
 
-def test_without_an_estimate_set_the_evaluation_rows_stand_in_and_contextual_calibration_is_left_out() -> None:
+def test_a_calibrator_that_the_table_cannot_fit_is_left_out_with_the_reason() -> None:
     table = without(made_table(), "estimate", "content_free")
-    measured = recalibrate(table, make_calibrators(["bc", "conca"]))
-    assert [row.name for row in measured] == ["none", "bc"]
-    expected = BatchCalibrator().fit(table.scores_of("eval"))
-    np.testing.assert_array_equal(measured[1].calibrator.mean_log_proba_, expected.mean_log_proba_)
-    with pytest.raises(CalibrationError, match="finite scores of content-free inputs"):
-        fit(ContextualCalibrator(), table)
+    measured, failures = recalibrate(table, make_calibrators(["bc", "conca"]))
+    assert [(row.name, row.fit and row.fit.folds) for row in measured] == [("none", None), ("bc", 5)]
+    assert list(failures) == ["conca"]
+    assert failures["conca"].startswith("ContextualCalibrator is fitted on scores of content-free inputs, which only")
 
 
-def test_a_part_of_the_rows_is_what_is_fitted() -> None:
-    table, part = made_table(), np.array([5, 2, 99])
-    fitted = fit(BatchCalibrator(), table, rows=part)
-    expected = BatchCalibrator().fit(table.scores_of("estimate")[part])
-    np.testing.assert_array_equal(fitted.mean_log_proba_, expected.mean_log_proba_)
-
-
-def test_fitting_leaves_the_calibrator_as_it_was() -> None:
-    calibrator = BatchCalibrator()
-    assert fit(calibrator, made_table()) is not calibrator
-    assert not hasattr(calibrator, "mean_log_proba_")
-
-
-@pytest.mark.parametrize(("row", "where"), [(3, "eval document 3"), (-1, "content-free document 2")])
+@pytest.mark.parametrize(
+    ("row", "where", "left"),
+    [(3, "eval document 3", ["none"]), (-1, "content-free document 2", ["none", "bc", "proca"])],
+)
 @pytest.mark.parametrize("score", [np.nan, -np.inf])
-def test_scores_that_are_not_finite_leave_the_raw_row(row: int, where: str, score: float) -> None:
+def test_scores_that_are_not_finite_leave_the_rows_that_do_not_need_them(
+    row: int, where: str, left: list[str], score: float
+) -> None:
     table = made_table()
-    complete = recalibrate(table, {})[0].measures
+    complete = recalibrate(table, {})[0][0].measures
     table.scores[row, 1] = score
-    assert not_finite(table) == f"the score of 'Positive' for {where} is {score}"
-    [raw] = recalibrate(table, calibrators_of_run(table))
+    measured, failures = recalibrate(table, calibrators_of_run(table))
+    assert [one.name for one in measured] == left
+    assert set(failures) == {"bc", "conca", "proca"} - set(left)
+    for reason in failures.values():
+        assert reason.startswith(f"The model gave {score} as the score of label 'Positive' for {where}; ")
     predicted = np.argmax(table.scores_of("eval"), axis=1)  # as lm-eval predicts
-    assert raw.measures["accuracy"].value == np.mean(predicted == table.gold_of("eval"))
-    assert (raw.measures["brier"].value is None) == (row == 3 and np.isnan(score))
+    raw = measured[0].measures
+    assert raw["accuracy"].value == np.mean(predicted == table.gold_of("eval"))
+    assert (raw["brier"].value is None) == (row == 3 and np.isnan(score))
     if row == -1:
-        assert raw.measures == complete
-    assert not_finite(made_table()) is None
+        assert raw == complete
 
 
 @pytest.mark.parametrize(

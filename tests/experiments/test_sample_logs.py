@@ -11,7 +11,7 @@ import pytest
 
 from lm_eval_proca.errors import ScoreTableError
 from lm_eval_proca.experiments.sample_logs import read_samples
-from lm_eval_proca.experiments.score_files import read_run
+from lm_eval_proca.experiments.score_files import read_run, read_scores
 from tests.conftest import made_sentences, write_jsonl
 
 PLAIN_TASK = """
@@ -120,13 +120,16 @@ def test_damaged_or_foreign_rows_are_refused_with_their_line(
         read_samples(changed)
 
 
-def test_scores_that_are_not_finite_are_refused_where_they_would_be_calibrated(log: Path, tmp_path: Path) -> None:
+def test_scores_that_are_not_finite_are_kept_and_refused_where_they_would_be_calibrated(
+    log: Path, tmp_path: Path
+) -> None:
     first, *_ = log.read_text().splitlines()
     changed = tmp_path / "changed.jsonl"
     resps = [[["nan", "False"]], [["-1", "False"]]]
     changed.write_text(json.dumps({**json.loads(first), "resps": resps}) + "\n\n")
+    assert read_run(changed).not_finite() is not None
     with pytest.raises(ScoreTableError, match=r"changed.jsonl cannot be calibrated. The model gave nan as the score"):
-        read_run(changed)
+        read_scores(changed)
 
 
 def test_a_cut_file_is_refused(log: Path, tmp_path: Path) -> None:
