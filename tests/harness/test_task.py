@@ -391,7 +391,7 @@ class TestSentences:
             (
                 {"more": "filter_list: [{name: p, filter: [{function: proca, selection: luck}]}]"},
                 {},
-                r"the filter p cannot be used: The 'selection' parameter .* must be a str among",
+                r"the filter p cannot be used: The 'selection' parameter .* must be one of assignment, likeli",
             ),
             ({"more": "fewshot_config: {sampler: balanced}"}, {}, r"sampler must be default or first_n"),
             ({}, {"estimate_size": 5000}, r"estimate_size is 5000, but the estimate split has only 298 rows"),
