@@ -1,6 +1,7 @@
 """Calibrated accuracy next to raw accuracy, for lm-evaluation-harness and for plain score matrices.
 
-Names are resolved on first use, so that importing this package costs next to nothing.
+Names are resolved on first use: the calibrators need neither lm-eval nor torch, and every start of Python that meets
+lm-eval imports this package.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lm_eval_proca.calibration.base import Calibrator
     from lm_eval_proca.calibration.batch import BatchCalibrator
     from lm_eval_proca.calibration.contextual import ContextualCalibrator
     from lm_eval_proca.calibration.prototypical import PrototypicalCalibrator
@@ -20,18 +22,20 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
-    "BatchCalibrator": "lm_eval_proca.calibration.batch",
-    "CalibratedTask": "lm_eval_proca.harness.task",
-    "ContextualCalibrator": "lm_eval_proca.calibration.contextual",
-    "ProcaError": "lm_eval_proca.errors",
-    "PrototypicalCalibrator": "lm_eval_proca.calibration.prototypical",
-    "ScoreTable": "lm_eval_proca.score_table",
-    "load_calibrator": "lm_eval_proca.calibration.storage",
+    "BatchCalibrator": "calibration.batch",
+    "CalibratedTask": "harness.task",
+    "Calibrator": "calibration.base",
+    "ContextualCalibrator": "calibration.contextual",
+    "ProcaError": "errors",
+    "PrototypicalCalibrator": "calibration.prototypical",
+    "ScoreTable": "score_table",
+    "load_calibrator": "calibration.storage",
 }
 
 __all__ = [
     "BatchCalibrator",
     "CalibratedTask",
+    "Calibrator",
     "ContextualCalibrator",
     "ProcaError",
     "PrototypicalCalibrator",
@@ -43,7 +47,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _HOME:
-        return getattr(importlib.import_module(_HOME[name]), name)
+        return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -93,7 +93,7 @@ def _fitted(calibrator: Calibrator, table: ScoreTable, role: str, rows: np.ndarr
 def _given(table: ScoreTable, role: str, rows: np.ndarray | None = None) -> dict[str, Any]:
     """What a calibrator is given of some rows."""
     chosen = slice(None) if rows is None else rows
-    return {"scores": table.scores_of(role)[chosen]}
+    return {"X": table.scores_of(role)[chosen]}
 
 
 def _check(calibrator: Calibrator, table: ScoreTable, role: str) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from scipy.special import log_softmax
-from sklearn.base import BaseEstimator
-from sklearn.utils._param_validation import InvalidParameterError
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils.validation import check_is_fitted, validate_data
 
 from lm_eval_proca.calibration.registry import registered_name
 from lm_eval_proca.errors import CalibrationError
@@ -22,25 +23,30 @@ if TYPE_CHECKING:
 Array = NDArray[np.floating[Any]]
 
 
-class Calibrator(BaseEstimator, ABC):
-    """Base class of calibrators.
+class Calibrator(ClassifierMixin, BaseEstimator, ABC):
+    """Base class of calibrators: scikit-learn classifiers that never see a label.
 
-    Scores are an array (documents, labels) of log-likelihoods: natural logarithms, not necessarily normalised over
-    labels. A calibrator never sees the label of a document.
+    ``X`` is an array or data frame (documents, labels) of log-likelihoods: natural logarithms, not necessarily
+    normalised over labels. Classes are its columns, by their index. ``y`` is taken where scikit-learn hands it over
+    (pipelines, cross-validation) and ignored; only scorers look at it.
 
-    A new calibrator implements :meth:`_fit` and :meth:`_calibrate`, declares its parameters as scikit-learn estimators
-    do (keyword-only in ``__init__``, constraints in ``_parameter_constraints``) and is registered by one line in
+    A new calibrator implements :meth:`_fit` and :meth:`_calibrate`, keeps its keyword-only parameters untouched, says
+    in ``_allowed`` what they may be, and is registered by one line in
     :data:`lm_eval_proca.calibration.registry.CALIBRATORS`. What it learns it keeps in attributes that end in ``_``:
     arrays, numbers and strings, which :meth:`save` then stores.
 
     Attributes
     ----------
-    n_labels_ : int
-        Number of labels seen during :meth:`fit`.
+    classes_ : ndarray of shape (n_labels,)
+        0, 1, ...: what :meth:`predict` gives.
+    n_features_in_ : int
+        Number of columns seen during :meth:`fit`.
+    feature_names_in_ : ndarray of shape (n_features_in_,)
+        Their names, if they were the columns of a data frame.
     n_rows_ : int
         Number of documents seen during :meth:`fit`.
     labels_ : list of str, or None
-        The label words given to :meth:`fit`, in the order of the score columns.
+        The label words given to :meth:`fit`, or the columns of its data frame.
     origin_ : dict
         Where the scores given to :meth:`fit` came from, as far as it was told.
     """
@@ -48,22 +54,31 @@ class Calibrator(BaseEstimator, ABC):
     fits_on: ClassVar[str] = "estimate"
     """Which documents of a run :meth:`fit` wants: "estimate" or "content_free"."""
 
-    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {}
+    _allowed: ClassVar[dict[str, Any]] = {}
+    """Values of each parameter: a set of words, or a kind of number and its least value."""
 
-    n_labels_: int
+    classes_: NDArray[np.int64]
+    n_features_in_: int
     n_rows_: int
     labels_: list[str] | None
     origin_: dict[str, Any]
 
     def fit(
-        self, scores: ArrayLike, *, labels: Sequence[str] | None = None, origin: Mapping[str, Any] | None = None
+        self,
+        X: Any,
+        y: Any = None,
+        *,
+        labels: Sequence[str] | None = None,
+        origin: Mapping[str, Any] | None = None,
     ) -> Self:
         """Learn from the scores of unlabeled documents.
 
         Parameters
         ----------
-        scores : array-like of shape (n_documents, n_labels)
+        X : array-like of shape (n_documents, n_labels)
             Log-likelihoods of the labels.
+        y : ignored
+            Here because scikit-learn passes it on.
         labels : sequence of str, optional
             The label words, one per column; a saved calibrator can then be applied to columns by their names.
         origin : mapping, optional
@@ -75,28 +90,43 @@ class Calibrator(BaseEstimator, ABC):
             The fitted calibrator.
         """
         self.check_params()
-        checked = check_scores(scores)
-        if not len(checked):
-            raise CalibrationError(f"{type(self).__name__} was given no documents to fit on; it needs at least one.")
-        words = check_labels(labels, checked.shape[1])
-        self._fit(checked)
-        self.n_rows_, self.n_labels_ = checked.shape
+        scores = self._checked(X, reset=True)
+        if labels is None:
+            labels = getattr(self, "feature_names_in_", None)
+        words = check_labels(labels, scores.shape[1])
+        self._fit(scores)
+        self.n_rows_, n_labels = scores.shape
         self.labels_, self.origin_ = words, dict(origin or {})
+        self.classes_ = np.arange(n_labels)
         return self
 
     def check_params(self) -> None:
         """Raise if a parameter has a value that :meth:`fit` would refuse."""
-        try:
-            self._validate_params()
-        except InvalidParameterError as error:
-            raise CalibrationError(str(error)) from None
+        for name, allowed in self._allowed.items():
+            value = getattr(self, name)
+            if isinstance(allowed, set):
+                fine, what = isinstance(value, str) and value in allowed, f"one of {', '.join(sorted(allowed))}"
+            else:
+                kind, least = allowed
+                fine = isinstance(value, kind) and not isinstance(value, bool) and bool(value >= least)
+                what = f"{'a whole number' if kind is Integral else 'a number'} of at least {least}"
+            if not fine:
+                raise CalibrationError(
+                    f"The {name!r} parameter of {type(self).__name__} must be {what}, got {value!r}."
+                )
 
-    def predict_log_proba(self, scores: ArrayLike) -> Array:
+    @property
+    def n_labels_(self) -> int:
+        """Number of labels seen during :meth:`fit`."""
+        check_is_fitted(self)
+        return len(self.classes_)
+
+    def predict_log_proba(self, X: Any) -> Array:
         """Calibrated log-probabilities of the labels.
 
         Parameters
         ----------
-        scores : array-like of shape (n_documents, n_labels)
+        X : array-like of shape (n_documents, n_labels)
             Log-likelihoods of the labels.
 
         Returns
@@ -104,26 +134,21 @@ class Calibrator(BaseEstimator, ABC):
         log_proba : ndarray of shape (n_documents, n_labels)
             The exponentials of each row sum to one.
         """
-        self._check_fitted()
-        checked = check_scores(scores)
-        if checked.shape[1] != self.n_labels_:
-            raise CalibrationError(
-                f"The scores have {checked.shape[1]} label columns but this {type(self).__name__} was fitted on "
-                f"{self.n_labels_}; give the same labels in the same order."
-            )
-        return log_softmax(self._calibrate(checked), axis=1)
+        check_is_fitted(self)
+        return log_softmax(self._calibrate(self._checked(X, reset=False)), axis=1)
 
-    def predict_proba(self, scores: ArrayLike) -> Array:
+    def predict_proba(self, X: Any) -> Array:
         """Calibrated probabilities of the labels, each row summing to one: exp of :meth:`predict_log_proba`."""
-        return np.exp(self.predict_log_proba(scores))
+        return np.exp(self.predict_log_proba(X))
 
-    def predict(self, scores: ArrayLike) -> NDArray[np.intp]:
+    def predict(self, X: Any) -> NDArray[np.int64]:
         """Index of the most probable label of each document, by :meth:`predict_log_proba`."""
-        return self.predict_log_proba(scores).argmax(axis=1)
+        best = self.predict_log_proba(X).argmax(axis=1)
+        return self.classes_[best]
 
     def fit_report(self) -> dict[str, Any]:
         """What happened during :meth:`fit`, ready for JSON."""
-        self._check_fitted()
+        check_is_fitted(self)
         report = {
             "method": registered_name(type(self)) or type(self).__name__,
             "params": self.get_params(),
@@ -136,7 +161,7 @@ class Calibrator(BaseEstimator, ABC):
         """Write the fitted calibrator to one file that is safe to load from a stranger; see :func:`load_calibrator`."""
         from lm_eval_proca.calibration.storage import save_calibrator
 
-        self._check_fitted()
+        check_is_fitted(self)
         save_calibrator(self, path)
 
     @abstractmethod
@@ -151,34 +176,39 @@ class Calibrator(BaseEstimator, ABC):
         """What the method adds to :meth:`fit_report`."""
         return {}
 
-    def _check_fitted(self) -> None:
-        if not hasattr(self, "n_labels_"):
-            raise CalibrationError(f"This {type(self).__name__} is not fitted yet; call fit(scores) first.")
+    def _checked(self, X: Any, *, reset: bool) -> Array:
+        """Scores as a float64 array, in the columns of the fit, or an error that says what cannot be used."""
+        try:
+            scores = validate_data(
+                self,
+                X,
+                reset=reset,
+                dtype=np.float64,
+                order="C",
+                ensure_min_samples=1 if reset else 0,
+                ensure_min_features=2 if reset else 1,
+                ensure_all_finite=False,
+            )
+        except ValueError as error:
+            raise CalibrationError(" ".join(str(error).split())) from None
+        unusable = np.argwhere(~np.isfinite(scores))
+        if len(unusable):
+            row, column = unusable[0]
+            value = "NaN" if np.isnan(scores[row, column]) else scores[row, column]
+            others = f" (and {len(unusable) - 1} more)" if len(unusable) > 1 else ""
+            raise CalibrationError(
+                f"The score of row {row}, label column {column} is {value}{others}; every score must be a finite "
+                f"log-likelihood, so look at what the model returned for that document."
+            )
+        return scores
 
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "classes_")
 
-def check_scores(scores: ArrayLike) -> Array:
-    """`scores` as a float64 array, or an error that says which of them cannot be used."""
-    try:
-        checked = np.array(scores, dtype=np.float64, order="C")
-    except (TypeError, ValueError):
-        raise CalibrationError(
-            "The scores are not a table of numbers; give one row per document with one log-likelihood per label."
-        ) from None
-    if checked.ndim != 2:
-        raise CalibrationError(
-            f"The scores have {checked.ndim} dimension(s) instead of 2; give an array of shape (documents, labels)."
-        )
-    if checked.shape[1] < 2:
-        raise CalibrationError(f"The scores have {checked.shape[1]} label column(s); calibration needs at least 2.")
-    unusable = np.argwhere(~np.isfinite(checked))
-    if len(unusable):
-        row, column = unusable[0]
-        others = f" (and {len(unusable) - 1} more)" if len(unusable) > 1 else ""
-        raise CalibrationError(
-            f"The score of row {row}, label column {column} is {checked[row, column]}{others}; every score must be a "
-            f"finite log-likelihood, so look at what the model returned for that document."
-        )
-    return checked
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.required = False
+        return tags
 
 
 def check_labels(labels: Sequence[str] | None, n_labels: int) -> list[str] | None:

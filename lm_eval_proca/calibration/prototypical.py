@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from numbers import Integral, Real
 from typing import Any, ClassVar
 
@@ -9,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 from scipy.special import log_softmax, softmax
-from sklearn.utils._param_validation import Interval, StrOptions
 
 from lm_eval_proca.calibration.base import Array, Calibrator
 from lm_eval_proca.calibration.gaussian_mixture import fit_gaussian_mixtures, log_densities
@@ -29,8 +29,7 @@ class PrototypicalCalibrator(Calibrator):
     Parameters
     ----------
     n_init : int, default=100
-        Number of restarts of EM. Restart r starts where
-        ``GaussianMixture(random_state=random_state + r)`` of scikit-learn starts: from k-means.
+        Number of restarts of EM. Each starts from k-means, as ``GaussianMixture`` of scikit-learn does.
     max_iter : int, default=100
         Most EM steps of a restart.
     tol : float, default=1e-3
@@ -38,7 +37,8 @@ class PrototypicalCalibrator(Calibrator):
     reg_covar : float, default=1e-6
         Added to the diagonal of every covariance.
     random_state : int, default=0
-        Seed of the first restart.
+        Decides where the restarts start: 0, where ``GaussianMixture(random_state=r)`` with r = 0, 1, ... does; another
+        number, at independent draws. More restarts contain fewer ones of the same number.
     selection : {"assignment", "likelihood"}, default="assignment"
         Which restart to keep: the one with the largest assignment score, Equation (6), or the most likely one.
     weights : {"uniform", "fitted"}, default="uniform"
@@ -92,16 +92,16 @@ class PrototypicalCalibrator(Calibrator):
 
     fits_on: ClassVar[str] = "estimate"
 
-    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
-        "n_init": [Interval(Integral, 1, None, closed="left")],
-        "max_iter": [Interval(Integral, 1, None, closed="left")],
-        "tol": [Interval(Real, 0, None, closed="left")],
-        "reg_covar": [Interval(Real, 0, None, closed="left")],
-        "random_state": [Interval(Integral, 0, 2**31, closed="left")],
-        "selection": [StrOptions({"assignment", "likelihood"})],
-        "weights": [StrOptions({"uniform", "fitted"})],
-        "features": [StrOptions({"log_prob", "prob", "log_likelihood"})],
-        "covariance_type": [StrOptions({"full", "tied", "diag"})],
+    _allowed: ClassVar[dict[str, Any]] = {
+        "n_init": (Integral, 1),
+        "max_iter": (Integral, 1),
+        "tol": (Real, 0),
+        "reg_covar": (Real, 0),
+        "random_state": (Integral, 0),
+        "selection": {"assignment", "likelihood"},
+        "weights": {"uniform", "fitted"},
+        "features": {"log_prob", "prob", "log_likelihood"},
+        "covariance_type": {"full", "tied", "diag"},
     }
 
     means_: Array
@@ -149,7 +149,7 @@ class PrototypicalCalibrator(Calibrator):
         mixtures = fit_gaussian_mixtures(
             self._features(scores),
             n_labels,  # as many clusters as labels: Equation (2)
-            seeds=range(self.random_state, self.random_state + self.n_init),
+            seeds=self._seeds(),
             max_iter=self.max_iter,
             tol=self.tol,
             reg_covar=self.reg_covar,
@@ -183,6 +183,11 @@ class PrototypicalCalibrator(Calibrator):
         self.weights_ = mixtures.weights[best][cluster_of_label]
         covariances = mixtures.covariances[best]
         self.covariances_ = covariances.copy() if self.covariance_type == "tied" else covariances[cluster_of_label]
+
+    def _seeds(self) -> Sequence[int]:
+        if self.random_state == 0:
+            return range(self.n_init)
+        return [int(seed) for seed in np.random.SeedSequence(self.random_state).generate_state(self.n_init)]
 
     def _calibrate(self, scores: Array) -> Array:
         # Equation (7); clusters are in the order of their labels

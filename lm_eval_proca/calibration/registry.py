@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from lm_eval_proca.errors import CalibrationError
 
@@ -24,6 +25,20 @@ def get_calibrator(name: str) -> type[Calibrator]:
         raise CalibrationError(f"There is no calibrator named {name!r}; the known ones are {known}.")
     module, _, attribute = CALIBRATORS[name].partition(":")
     return getattr(importlib.import_module(module), attribute)
+
+
+def make_calibrator(name: str, params: Mapping[str, Any]) -> Calibrator:
+    """An unfitted calibrator; a parameter that it would refuse later is refused now."""
+    cls = get_calibrator(name)
+    known = cls().get_params()
+    unknown = sorted(set(params) - set(known))
+    if unknown:
+        raise CalibrationError(
+            f"The calibrator {name} has no parameter {', '.join(unknown)}; it has {', '.join(known) or 'none'}."
+        )
+    calibrator = cls(**params)
+    calibrator.check_params()
+    return calibrator
 
 
 def registered_name(calibrator: type[Calibrator]) -> str | None:

@@ -1,8 +1,9 @@
 """A fitted calibrator as one JSON file: no pickle, nothing in it is executed or imported.
 
 ``{"format": ..., "format_version": 1, "sha256": ..., "content": {"calibrator", "params", "fitted"}}``. The calibrator
-is a name of the registry, arrays are their bytes in base64, and the checksum is over the content. Where they are known
-the content also has "labels", the label words, and "origin", where the scores of the fit came from.
+is a name of the registry, arrays of numbers are their bytes in base64, arrays of words are lists, and the checksum is
+over the content. Where they are known the content also has "labels", the label words, and "origin", where the scores
+of the fit came from.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from lm_eval_proca.files import replacing
 
 FORMAT = "lm-eval-proca calibrator"
 FORMAT_VERSION = 1
-_DTYPES = {"float64": "<f8", "int64": "<i8", "bool": "|b1"}
+_NUMBERS = "biuf"  # kinds of arrays: truth values, whole numbers, floating point
 
 
 def save_calibrator(calibrator: Calibrator, path: str | os.PathLike[str]) -> None:
@@ -95,8 +96,10 @@ def load_calibrator(path: str | os.PathLike[str]) -> Calibrator:
             if not key.endswith("_") or key.startswith("_"):
                 raise ValueError(key)
             setattr(calibrator, key, _decode(value))
-        calibrator.predict_log_proba(np.zeros((1, calibrator.n_labels_)))  # the parts fit together
         calibrator.labels_ = check_labels(content.get("labels"), calibrator.n_labels_)
+        calibrated = calibrator._calibrate(np.zeros((1, calibrator.n_features_in_)))
+        if calibrated.shape != (1, calibrator.n_labels_):
+            raise ValueError("parts that do not fit together")
         calibrator.origin_ = dict(content.get("origin", {}))
     except CalibrationError:
         raise
@@ -106,22 +109,25 @@ def load_calibrator(path: str | os.PathLike[str]) -> Calibrator:
 
 
 def _encode(value: Any) -> Any:
-    if not isinstance(value, np.ndarray):
+    if not isinstance(value, np.ndarray) or value.dtype.kind not in _NUMBERS:
         return plain(value)
-    dtype = value.dtype.name
+    stored = value.astype(value.dtype.newbyteorder("<"))
     return {
-        "dtype": dtype,
+        "dtype": value.dtype.name,
         "shape": list(value.shape),
-        "base64": base64.b64encode(value.astype(_DTYPES[dtype]).tobytes()).decode("ascii"),
+        "base64": base64.b64encode(stored.tobytes()).decode("ascii"),
     }
 
 
 def _decode(value: Any) -> Any:
     if not isinstance(value, dict):
-        return value
+        return np.array(value, dtype=object) if isinstance(value, list) else value
+    dtype = np.dtype(value["dtype"])
+    if dtype.kind not in _NUMBERS:
+        raise ValueError(dtype)
     data = base64.b64decode(value["base64"], validate=True)
-    stored = np.frombuffer(data, dtype=_DTYPES[value["dtype"]]).reshape(value["shape"])
-    return stored.astype(value["dtype"])  # a writable copy in the byte order of this machine
+    stored = np.frombuffer(data, dtype=dtype.newbyteorder("<")).reshape(value["shape"])
+    return stored.astype(dtype)  # a writable copy in the byte order of this machine
 
 
 def _checksum(content: Any) -> str:

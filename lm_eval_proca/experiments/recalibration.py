@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.special import softmax
 
-from lm_eval_proca.calibration.registry import CALIBRATORS, get_calibrator
+from lm_eval_proca.calibration.registry import CALIBRATORS, make_calibrator
 from lm_eval_proca.errors import CalibrationError
 from lm_eval_proca.fitting import Fit, fit_all
 from lm_eval_proca.score_table import ScoreTable
@@ -71,19 +71,7 @@ def _make(kinds: Mapping[str, tuple[str, Mapping[str, Any]]], params: Params) ->
         raise CalibrationError(
             f"There are parameters for {', '.join(unused)}, which is not among the calibrators {', '.join(kinds)}."
         )
-    made = {}
-    for name, (kind, given) in kinds.items():
-        cls = get_calibrator(kind)
-        arguments = {**given, **params.get(name, {})}
-        known = cls().get_params()
-        unknown = sorted(set(arguments) - set(known))
-        if unknown:
-            raise CalibrationError(
-                f"The calibrator {name} has no parameter {', '.join(unknown)}; it has {', '.join(known) or 'none'}."
-            )
-        made[name] = cls(**arguments)
-        made[name].check_params()
-    return made
+    return {name: make_calibrator(kind, {**given, **params.get(name, {})}) for name, (kind, given) in kinds.items()}
 
 
 def accuracy_of(table: ScoreTable, fit: Fit | None = None) -> float:

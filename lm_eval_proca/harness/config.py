@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from lm_eval_proca.calibration.registry import CALIBRATORS, get_calibrator
+from lm_eval_proca.calibration.registry import CALIBRATORS, make_calibrator
 from lm_eval_proca.errors import CalibrationError, TaskError
 
 if TYPE_CHECKING:
@@ -65,24 +65,13 @@ def calibrators_of(task: str, filter_list: Sequence[Mapping[str, Any]]) -> dict[
                 f"{task}: the filter {entry['name']} is a chain of {', '.join(functions)}; a calibrator is fitted on "
                 f"scores as the model gave them, so make it the only function of its filter."
             )
-        made[entry["name"]] = _calibrator(task, entry["name"], **entry["filter"][0])
+        (step,) = entry["filter"]
+        params = {key: value for key, value in step.items() if key != "function"}
+        try:
+            made[entry["name"]] = make_calibrator(step["function"], params)
+        except CalibrationError as error:
+            raise TaskError(f"{task}: the filter {entry['name']} cannot be used: {error}") from error
     return made
-
-
-def _calibrator(task: str, name: str, function: str, **params: Any) -> Calibrator:
-    cls = get_calibrator(function)
-    try:
-        calibrator = cls(**params)
-        calibrator.check_params()
-    except TypeError as error:
-        known = ", ".join(cls().get_params()) or "none"
-        raise TaskError(
-            f"{task}: the filter {name} has a parameter that {function} does not know ({error}); the known ones are "
-            f"{known}."
-        ) from error
-    except CalibrationError as error:
-        raise TaskError(f"{task}: the filter {name} cannot be used: {error}") from error
-    return calibrator
 
 
 def check_labels(task: str, labels: Sequence[str], settings: Settings) -> None:

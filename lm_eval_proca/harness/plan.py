@@ -66,7 +66,10 @@ def make_plan(
     }
     blank = content_free_docs(task.eval_docs[0], task.settings.text_fields, task.label_column)
     roles = {calibrator.fits_on for calibrator in task.calibrators.values()}
-    generated_by, from_file = _estimate_file(task)
+    generated_by: dict[str, Any] = {}
+    from_file: list[UnlabeledDoc] | None = None
+    if file := task.settings.estimate_file:
+        generated_by, from_file = read_estimate_file(file, task=task.task_name, text_fields=task.settings.text_fields)
     calibration: dict[str, list[Labeled]] = {}
     if "estimate" in roles:
         calibration["estimate"] = _estimate_docs(task) if from_file is None else _usable(task, from_file)
@@ -104,7 +107,7 @@ def make_plan(
         ),
     }
     if from_file is not None:
-        record |= {"estimate_source": f"file:{task.settings.estimate_file}", "generated_by": generated_by}
+        record |= {"estimate_source": f"file:{file}", "generated_by": generated_by}
     origin = identity_of_task(task.config.metadata, asdict(task.settings), record)
     return Plan(documents, calibration_docs, record, origin, tuple(_missing_demonstrations(task, shots)))
 
@@ -136,13 +139,6 @@ def _gold_if_any(task: CalibratedTask, doc: Mapping[str, Any]) -> int:
         return task.gold(doc)
     except Exception:  # an unlabeled row may fail in any template or function of the YAML
         return NO_GOLD
-
-
-def _estimate_file(task: CalibratedTask) -> tuple[dict[str, Any], list[UnlabeledDoc] | None]:
-    file = task.settings.estimate_file
-    if file is None:
-        return {}, None
-    return read_estimate_file(file, task=task.task_name, text_fields=task.settings.text_fields)
 
 
 def _usable(task: CalibratedTask, docs: Sequence[UnlabeledDoc]) -> list[Labeled]:

@@ -15,7 +15,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.task import ConfigurableTask
 
 import lm_eval_proca
-from lm_eval_proca.errors import DistributedError, ScoreTableError, TaskError
+from lm_eval_proca.errors import DistributedError, ProcaError, TaskError
 from lm_eval_proca.fitting import fit_all
 from lm_eval_proca.harness.config import calibrators_of, check_config, check_labels, default_filters
 from lm_eval_proca.harness.data import check_dataset, fixed_part, local_folder, read_folder
@@ -312,22 +312,12 @@ class CalibratedTask(ConfigurableTask):
     def _keep(self, table: ScoreTable, folder: Path) -> None:
         """Write the score table; a full disk must not cost the results of all tasks."""
         try:
-            path = compute_once(lambda: self._save(table, folder))
-        except ScoreTableError as error:
-            logger.error("%s", error)
-            return
-        if is_first_process():
-            logger.info("%s: score table written to %s", self.config.task, path)
-
-    def _save(self, table: ScoreTable, folder: Path) -> Path:
-        """One file per model, prompt and rows: the same run again replaces it, another never does."""
-        try:
-            return table.save(folder / score_table_name(table.metadata))
-        except OSError as error:
-            raise ScoreTableError(
-                f"{self.config.task}: the score table cannot be written to {folder} ({error.strerror}); correct "
-                f"proca.scores_dir."
-            ) from error
+            path = compute_once(lambda: table.save(folder / score_table_name(table.metadata)))
+        except (OSError, ProcaError) as error:  # the latter where another process has failed
+            logger.error("%s: the score table cannot be written to %s (%s)", self.config.task, folder, error)
+        else:
+            if is_first_process():
+                logger.info("%s: score table written to %s", self.config.task, path)
 
     def _table_metadata(self, record: Mapping[str, Any]) -> dict[str, Any]:
         return {

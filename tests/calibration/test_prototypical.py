@@ -179,11 +179,17 @@ def test_keeps_the_restart_that_its_criterion_prefers(made_scores):
     assert by_assignment.restart_ != by_likelihood.restart_
 
 
-def test_restart_r_has_the_seed_random_state_plus_r(made_scores):
+def test_restarts_of_another_random_state_start_elsewhere(made_scores):
     scores = made_scores(200, 4, separation=1.0).scores
-    first = PrototypicalCalibrator(n_init=6).fit(scores)
-    later = PrototypicalCalibrator(n_init=3, random_state=3).fit(scores)
-    np.testing.assert_allclose(later.lower_bounds_, first.lower_bounds_[3:])
+    states = [PrototypicalCalibrator(n_init=20, random_state=state)._seeds() for state in (0, 1, 2, 21)]
+    assert list(states[0]) == list(range(20)), "those of a plain loop over scikit-learn"
+    assert len({seed for seeds in states for seed in seeds}) == 80
+    fewer, more = (PrototypicalCalibrator(n_init=n, random_state=1).fit(scores).lower_bounds_ for n in (3, 6))
+    np.testing.assert_allclose(more[:3], fewer)
+    plain = [
+        GaussianMixture(4, random_state=seed).fit(log_softmax(scores, axis=1)).lower_bound_ for seed in states[1][:3]
+    ]
+    np.testing.assert_allclose(fewer, plain, atol=1e-6)
 
 
 def test_parameters_are_stored_untouched_and_survive_clone(made_scores):

@@ -10,7 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lm_eval_proca.calibration import CALIBRATORS, Calibrator, get_calibrator, load_calibrator, storage
+from lm_eval_proca import Calibrator, load_calibrator
+from lm_eval_proca.calibration import storage
+from lm_eval_proca.calibration.registry import CALIBRATORS, get_calibrator
 from lm_eval_proca.errors import CalibrationError
 
 
@@ -110,7 +112,9 @@ def test_refuses_a_truncated_file(saved, part):
         (lambda d: d["content"]["fitted"].update(predict=1), True, "does not hold what"),
         (lambda d: d["content"]["fitted"].update(__class__=1), True, "does not hold what"),
         (lambda d: d["content"]["fitted"].pop("mean_log_proba_"), True, "does not hold what"),
-        (lambda d: d["content"]["fitted"].update(n_labels_=3), True, "does not hold what"),
+        (lambda d: d["content"]["fitted"].update(n_features_in_=3), True, "does not hold what"),
+        (lambda d: d["content"]["fitted"].pop("classes_"), True, "does not hold what"),
+        (lambda d: d["content"]["fitted"]["classes_"].update(shape=[2, 2]), True, "does not hold what"),
         (lambda d: d["content"]["fitted"]["mean_log_proba_"].update(dtype="object"), True, "does not hold what"),
         (lambda d: d["content"]["fitted"]["mean_log_proba_"].update(shape=[5]), True, "does not hold what"),
     ],
