@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from lm_eval_proca.errors import ModelError, ScoreTableError, TaskError
 from lm_eval_proca.experiments.task_files import find_single_task
-from lm_eval_proca.harness.settings import DATA_DIR_VARIABLE, PREFIX, read_settings
+from lm_eval_proca.harness.settings import DATA_DIR_VARIABLE, PREFIX, read_settings, settings_of_run
 from lm_eval_proca.identity import (
     BACKEND,
     IDENTITY_FILE,
@@ -74,7 +74,8 @@ class Cell:
         parts = [self.task, f"{self.num_fewshot}shot", f"seed{self.seed}"]
         parts += [] if self.limit is None else [f"limit{self.limit}"]
         parts += ["generated"] if self.generated else []
-        return _readable([*parts, *(f"{key}={value}" for key, value in self.settings if key not in PATH_SETTINGS)])
+        settings = (f"{key}={value}" for key, value in self.settings if key not in PATH_SETTINGS)
+        return _readable([*parts, *settings])
 
     def identity(self, model: Model) -> Identity:
         """Of the run of this cell by a model; reads the task's files as they are now."""
@@ -207,7 +208,7 @@ def settings_from_metadata(metadata: Mapping[str, Any]) -> tuple[tuple[str, Any]
     settings = {key[len(PREFIX) + 1 :]: value for key, value in metadata.items()}
     if "scores_dir" in settings:
         raise TaskError(f"Leave {PREFIX}.scores_dir out: every cell keeps its score table in its own folder.")
-    read_settings("every task", {}, metadata)
+    settings_of_run(metadata)
     if os.environ.get(DATA_DIR_VARIABLE):
         settings.setdefault("data_dir", os.environ[DATA_DIR_VARIABLE])
     return tuple(settings.items())
@@ -220,5 +221,5 @@ def _known_file(task: str) -> Path:
 
 def _readable(parts: Iterable[str], identity: Part | None = None) -> str:
     """A file name that tells a reader what is in it; only the digest of an identity tells everything apart."""
-    name = re.sub(r"[^\w.+=-]+", "_", "-".join(parts).replace("/", "__"), flags=re.ASCII)[:LONGEST_NAME]
+    name = re.sub(r"[^\w.+=-]+", "-", "-".join(parts), flags=re.ASCII)[:LONGEST_NAME]
     return name if identity is None else f"{name}-{digest(identity)}"

@@ -10,6 +10,7 @@ import datasets
 
 from lm_eval_proca.errors import TaskError
 from lm_eval_proca.harness.settings import DATA_DIR_VARIABLE, Settings
+from lm_eval_proca.identity import data_folder
 
 if TYPE_CHECKING:
     from lm_eval.config.task import TaskConfig
@@ -20,12 +21,8 @@ EVAL_SEED = 0
 
 def local_folder(config: TaskConfig, settings: Settings) -> Path | None:
     """The folder of `proca.data_dir` that stands in for the hub's dataset, if one does."""
-    names_its_files = "data_files" in (config.dataset_kwargs or {}) and settings.data_folder is None
-    if settings.data_dir is None or config.custom_dataset is not None or names_its_files:
-        return None
-    hub_name = config.dataset_name or Path(str(config.dataset_path)).name
-    folder = Path(settings.data_dir).expanduser() / (settings.data_folder or hub_name)
-    if not folder.is_dir():
+    folder = data_folder(vars(config), vars(settings))
+    if folder is not None and not folder.is_dir():
         raise TaskError(
             f"{config.task}: there is no folder {folder}; proca.data_dir (or {DATA_DIR_VARIABLE}) must hold this "
             f"dataset as {folder.name}/<split>.jsonl, or be left out to read the hub."
