@@ -130,6 +130,16 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture
+def only_our_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For commands of lm-eval in this process: its index without the fourteen thousand built-in tasks."""
+    import lm_eval.tasks
+    from lm_eval.tasks._index import TaskIndex
+
+    plain, builtin = TaskIndex.build, Path(lm_eval.tasks.__file__).parent
+    monkeypatch.setattr(TaskIndex, "build", lambda self, paths: plain([p for p in paths if Path(p) != builtin]))
+
+
 @pytest.fixture(scope="session")
 def lm_eval_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small lm-eval: the installed one, real in all its code, with a handful of its fourteen thousand tasks.

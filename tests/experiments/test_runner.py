@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -149,21 +148,15 @@ def test_second_run_in_a_folder_is_refused_and_touches_nothing(model: Model, tmp
 
 
 def test_ordinary_cell_is_what_lm_eval_writes(
-    tiny_gpt2: Path, two_datasets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    only_our_tasks: None, tiny_gpt2: Path, two_datasets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    import lm_eval.tasks
     from lm_eval.__main__ import cli_evaluate
-
-    from lm_eval_proca_discovery import task_configs_path
 
     words = f"lm_eval --model hf --model_args pretrained={tiny_gpt2} --tasks proca_sst2 --num_fewshot 4 --limit 30"
     words += f" --batch_size 16 --seed 3 --output_path {tmp_path / 'plain'} --log_samples"
-    words += f" --metadata proca.data_dir={two_datasets} proca.estimate_size=40 --include_path {task_configs_path()}"
+    words += f" --metadata proca.data_dir={two_datasets} proca.estimate_size=40"
     monkeypatch.setattr(sys, "argv", words.split())
-    # Ten thousand task files less to read.
-    monkeypatch.setattr(lm_eval.tasks, "TaskManager", partial(lm_eval.tasks.TaskManager, include_defaults=False))
     cli_evaluate()
-    monkeypatch.undo()
 
     cell = Cell("proca_sst2", 4, 3, 30, (("data_dir", two_datasets), ("estimate_size", 40)))
     model = Model("hf", {"pretrained": str(tiny_gpt2)}, batch_size="16")

@@ -20,26 +20,10 @@ CHAT_TEMPLATE = (
 )
 
 
-@pytest.fixture(scope="module")
-def scan_once():
-    """lm-eval reads its ten thousand YAML files anew for every command: here they are read once."""
-    from lm_eval.tasks._index import TaskIndex
-
-    plain, known = TaskIndex.build, {}
-
-    def build(paths, **kwargs):
-        paths = tuple(paths)
-        if paths not in known:
-            known[paths] = plain(paths, **kwargs)
-        return dict(known[paths])
-
-    TaskIndex.build = staticmethod(build)
-    yield
-    TaskIndex.build = staticmethod(plain)
-
-
 @pytest.fixture
-def lm_eval(scan_once, tiny_gpt2: Path, data_dir: Path, monkeypatch, capsys, tmp_path: Path) -> Callable[..., tuple]:
+def lm_eval(
+    only_our_tasks: None, tiny_gpt2: Path, data_dir: Path, monkeypatch, capsys, tmp_path: Path
+) -> Callable[..., tuple]:
     """Runs `lm_eval …` in this process; returns what it printed and the results file, if there is one."""
     from lm_eval.__main__ import cli_evaluate
 

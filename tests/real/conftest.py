@@ -9,15 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import ROOT
+
 
 @pytest.fixture
-def lm_eval_cli(smollm2: Path, real_data: Path) -> Callable[..., subprocess.CompletedProcess]:
+def lm_eval_cli(smollm2: Path, real_data: Path, lm_eval_project: Path) -> Callable[..., subprocess.CompletedProcess]:
     """The real `lm_eval` command on the real model and rows, on one or several processes of one thread each."""
 
     def run(*arguments: str, processes: int = 1, model: str = "hf-shared-prefix") -> subprocess.CompletedProcess:
         return subprocess.run(
             command(smollm2, *arguments, processes=processes, model=model),
-            env=environment(real_data),
+            env=environment(real_data, lm_eval_project),
             capture_output=True,
             text=True,
             timeout=400,
@@ -26,8 +28,9 @@ def lm_eval_cli(smollm2: Path, real_data: Path) -> Callable[..., subprocess.Comp
     return run
 
 
-def environment(real_data: Path, threads: int = 1) -> dict[str, str]:
-    return {**os.environ, "PROCA_DATA_DIR": str(real_data), "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
+def environment(real_data: Path, lm_eval_project: Path) -> dict[str, str]:
+    path = os.pathsep.join([str(lm_eval_project), str(ROOT)])
+    return {**os.environ, "PYTHONPATH": path, "PROCA_DATA_DIR": str(real_data), "OMP_NUM_THREADS": "1"}
 
 
 def command(smollm2: Path, *arguments: str, processes: int = 1, model: str = "hf-shared-prefix") -> list[str]:

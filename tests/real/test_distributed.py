@@ -104,7 +104,7 @@ def test_fewer_documents_than_processes(lm_eval_cli, tmp_path: Path):
     assert not list(tmp_path.rglob("*.json"))
 
 
-def test_killing_one_rank_ends_the_run(smollm2: Path, real_data: Path, tmp_path: Path):
+def test_killing_one_rank_ends_the_run(smollm2: Path, real_data: Path, lm_eval_project: Path, tmp_path: Path):
     arguments = [
         "--tasks",
         "proca_sst2",
@@ -118,7 +118,10 @@ def test_killing_one_rank_ends_the_run(smollm2: Path, real_data: Path, tmp_path:
     log = tmp_path / "log"
     with log.open("w") as stream:
         launched = subprocess.Popen(
-            command(smollm2, *arguments, processes=2), env=environment(real_data), stderr=stream, stdout=stream
+            command(smollm2, *arguments, processes=2),
+            env=environment(real_data, lm_eval_project),
+            stderr=stream,
+            stdout=stream,
         )
         try:
             wait_for(lambda: "Running loglikelihood requests" in log.read_text(), launched)
