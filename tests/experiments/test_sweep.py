@@ -257,7 +257,7 @@ def test_one_argument_more_is_another_model(sweep: Callable[..., str], tmp_path:
     for value in ("True", "False"):
         assert "0 finished, 1 to do" in sweep(model_args=f",add_bos_token={value}")
     assert len(list((tmp_path / "runs").iterdir())) == 2
-    models = {row.model for row in compare([tmp_path / "runs"]).leaderboards[0].rows}
+    models = {standing.model for standing in compare([tmp_path / "runs"]).leaderboards[0].standings}
     assert {model.rpartition(" ")[2] for model in models} == {"(add_bos_token=True)", "(add_bos_token=False)"}
     assert "1 finished, 0 to do" in sweep(model_args=",add_bos_token=true")
     tables = [ScoreTable.load(file) for file in (tmp_path / "runs").rglob("*.parquet")]
