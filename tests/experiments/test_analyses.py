@@ -21,9 +21,9 @@ class Witness(BatchCalibrator):
 
     seen: list[np.ndarray]
 
-    def fit(self, scores: np.ndarray, *args: object, **known: object) -> Witness:
-        type(self).seen.append(np.asarray(scores))
-        return super().fit(scores, *args, **known)
+    def fit(self, X: np.ndarray, *args: object, **known: object) -> Witness:
+        type(self).seen.append(np.asarray(X))
+        return super().fit(X, *args, **known)
 
 
 @pytest.fixture(autouse=True)
