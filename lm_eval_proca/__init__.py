@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lm_eval_proca.calibration.anchored import AnchoredCalibrator, RepresentationCalibrator
     from lm_eval_proca.calibration.base import Calibrator
     from lm_eval_proca.calibration.batch import BatchCalibrator
     from lm_eval_proca.calibration.contextual import ContextualCalibrator
@@ -22,23 +23,27 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
+    "AnchoredCalibrator": "calibration.anchored",
     "BatchCalibrator": "calibration.batch",
     "CalibratedTask": "harness.task",
     "Calibrator": "calibration.base",
     "ContextualCalibrator": "calibration.contextual",
     "ProcaError": "errors",
     "PrototypicalCalibrator": "calibration.prototypical",
+    "RepresentationCalibrator": "calibration.anchored",
     "ScoreTable": "score_table",
     "load_calibrator": "calibration.storage",
 }
 
 __all__ = [
+    "AnchoredCalibrator",
     "BatchCalibrator",
     "CalibratedTask",
     "Calibrator",
     "ContextualCalibrator",
     "ProcaError",
     "PrototypicalCalibrator",
+    "RepresentationCalibrator",
     "ScoreTable",
     "__version__",
     "load_calibrator",

@@ -59,14 +59,14 @@ def fit(calibrator: Calibrator, table: ScoreTable, *, rows: np.ndarray | None = 
     documents = table.index_of("eval").tolist()
     fitted = _fitted(calibrator, table, role, rows)
     if role != "eval":
-        return Fit(fitted, documents, fitted.predict_log_proba(**_given(table, "eval")))
+        return Fit(fitted, documents, fitted.predict_log_proba(**_given(table, fitted, "eval")))
     pool = np.arange(len(documents)) if rows is None else rows
     folds = fold_of_rows(len(documents), len(table.labels))
     log_proba = np.empty((len(documents), len(table.labels)))
     for fold in range(FOLDS):
         unseen = np.flatnonzero(folds == fold)
         part = _fitted(calibrator, table, role, pool[folds[pool] != fold])
-        log_proba[unseen] = part.predict_log_proba(**_given(table, "eval", unseen))
+        log_proba[unseen] = part.predict_log_proba(**_given(table, part, "eval", unseen))
     return Fit(fitted, documents, log_proba, FOLDS)
 
 
@@ -87,13 +87,18 @@ def role_to_fit(calibrator: Calibrator, table: ScoreTable) -> str:
 
 
 def _fitted(calibrator: Calibrator, table: ScoreTable, role: str, rows: np.ndarray | None) -> Calibrator:
-    return clone(calibrator).fit(**_given(table, role, rows), labels=table.metadata.get("labels"), origin=table.origin)
+    return clone(calibrator).fit(
+        **_given(table, calibrator, role, rows), labels=table.metadata.get("labels"), origin=table.origin
+    )
 
 
-def _given(table: ScoreTable, role: str, rows: np.ndarray | None = None) -> dict[str, Any]:
+def _given(table: ScoreTable, calibrator: Calibrator, role: str, rows: np.ndarray | None = None) -> dict[str, Any]:
     """What a calibrator is given of some rows."""
     chosen = slice(None) if rows is None else rows
-    return {"X": table.scores_of(role)[chosen]}
+    given = {"X": table.scores_of(role)[chosen]}
+    if calibrator.uses_representations and (states := table.representations_of(role)) is not None:
+        given["representations"] = states[:, chosen]
+    return given
 
 
 def _check(calibrator: Calibrator, table: ScoreTable, role: str) -> None:

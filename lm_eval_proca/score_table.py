@@ -25,6 +25,7 @@ NO_GOLD = -1
 
 _ORIGIN = ("task", "model", "num_fewshot", "seed", "prompt_hash")
 _METADATA_KEY = b"lm_eval_proca"
+_LAYER = "layer_"
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +45,9 @@ class ScoreTable:
         (class imbalance, the supervised ceiling) read it.
     scores : ndarray of float64, shape (n, labels)
         Log-likelihood of each label as lm-eval returned it; NaN and -inf are kept, they were paid for too.
+    representations : dict of str to ndarray of float16, shape (n, width)
+        Hidden states of some layers at the position that predicts the label, each scaled to unit root mean square;
+        empty where the model gave none.
     metadata : dict
         Where the scores come from: model, task, shots, seeds, label words, identity, hashes, versions.
     """
@@ -54,11 +58,13 @@ class ScoreTable:
     estimate_gold: np.ndarray
     scores: np.ndarray
     metadata: dict[str, Any] = field(default_factory=dict)
+    representations: dict[str, np.ndarray] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         n = len(self.role)
         if self.scores.ndim != 2 or any(
-            len(column) != n for column in (self.index, self.gold, self.estimate_gold, self.scores)
+            len(column) != n
+            for column in (self.index, self.gold, self.estimate_gold, self.scores, *self.representations.values())
         ):
             raise ScoreTableError(
                 f"A score table needs columns of one length and 2-D scores, got {n} roles and "
@@ -74,6 +80,11 @@ class ScoreTable:
             self.metadata == other.metadata
             and all(np.array_equal(getattr(self, name), getattr(other, name)) for name in columns)
             and np.array_equal(self.scores, other.scores, equal_nan=True)
+            and self.representations.keys() == other.representations.keys()
+            and all(
+                np.array_equal(states, other.representations[layer], equal_nan=True)
+                for layer, states in self.representations.items()
+            )
         )
 
     def not_finite(self, roles: Sequence[str] = ROLES) -> str | None:
@@ -105,6 +116,11 @@ class ScoreTable:
         """Scores of one role in document order, shape (m, labels)."""
         return self.scores[self._rows(role)]
 
+    def representations_of(self, role: str) -> np.ndarray | None:
+        """Hidden states of one role in document order, shape (layers, m, width); None where there are none."""
+        rows = self._rows(role)
+        return np.stack([states[rows] for states in self.representations.values()]) if self.representations else None
+
     def index_of(self, role: str) -> np.ndarray:
         """Document indices of one role, ascending."""
         return self.index[self._rows(role)]
@@ -131,6 +147,9 @@ class ScoreTable:
         }
         for k in range(self.scores.shape[1]):
             columns[f"score_{k}"] = pa.array(self.scores[:, k], pa.float64())
+        for layer, states in self.representations.items():
+            flat = pa.array(states.astype(np.float16).ravel())
+            columns[f"{_LAYER}{layer}"] = pa.FixedSizeListArray.from_arrays(flat, states.shape[1])
         metadata = {**self.metadata, "format_version": FORMAT_VERSION}
         table = pa.table(columns).replace_schema_metadata({_METADATA_KEY: json.dumps(metadata, sort_keys=True)})
 
@@ -174,7 +193,18 @@ class ScoreTable:
             estimate_gold=table["estimate_gold"].fill_null(NO_GOLD).to_numpy().astype(np.int64),
             scores=scores,
             metadata=metadata,
+            representations={
+                name.removeprefix(_LAYER): _matrix(table[name])
+                for name in table.column_names
+                if name.startswith(_LAYER)
+            },
         )
+
+
+def _matrix(column: pa.ChunkedArray) -> np.ndarray:
+    """A column of equally long lists, as an array with one row per list."""
+    lists = column.combine_chunks()
+    return np.asarray(lists.flatten()).reshape(len(lists), -1)
 
 
 def _nullable(gold: np.ndarray) -> pa.Array:

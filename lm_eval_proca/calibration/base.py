@@ -54,6 +54,9 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):
     fits_on: ClassVar[str] = "estimate"
     """Which documents of a run :meth:`fit` wants: "estimate" or "content_free"."""
 
+    uses_representations: ClassVar[bool] = False
+    """Whether the calibrator is also given hidden states; `_fit` and `_calibrate` then have them as second argument."""
+
     _allowed: ClassVar[dict[str, Any]] = {}
     """Values of each parameter: a set of words, or a kind of number and its least value."""
 
@@ -68,6 +71,7 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):
         X: Any,
         y: Any = None,
         *,
+        representations: Any = None,
         labels: Sequence[str] | None = None,
         origin: Mapping[str, Any] | None = None,
     ) -> Self:
@@ -79,6 +83,8 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):
             Log-likelihoods of the labels.
         y : ignored
             Here because scikit-learn passes it on.
+        representations : array-like of shape (n_layers, n_documents, width), optional
+            Hidden states of the same documents, for calibrators that use them.
         labels : sequence of str, optional
             The label words, one per column; a saved calibrator can then be applied to columns by their names.
         origin : mapping, optional
@@ -94,7 +100,7 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):
         if labels is None:
             labels = getattr(self, "feature_names_in_", None)
         words = check_labels(labels, scores.shape[1])
-        self._fit(scores)
+        self._fit(scores, *self._representations(representations, len(scores)))
         self.n_rows_, n_labels = scores.shape
         self.labels_, self.origin_ = words, dict(origin or {})
         self.classes_ = np.arange(n_labels)
@@ -121,13 +127,15 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):
         check_is_fitted(self)
         return len(self.classes_)
 
-    def predict_log_proba(self, X: Any) -> Array:
+    def predict_log_proba(self, X: Any, *, representations: Any = None) -> Array:
         """Calibrated log-probabilities of the labels.
 
         Parameters
         ----------
         X : array-like of shape (n_documents, n_labels)
             Log-likelihoods of the labels.
+        representations : array-like of shape (n_layers, n_documents, width), optional
+            Hidden states of the same documents, for calibrators that use them.
 
         Returns
         -------
@@ -135,15 +143,17 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):
             The exponentials of each row sum to one.
         """
         check_is_fitted(self)
-        return log_softmax(self._calibrate(self._checked(X, reset=False)), axis=1)
+        scores = self._checked(X, reset=False)
+        further = self._representations(representations, len(scores))
+        return log_softmax(self._calibrate(scores, *further), axis=1)
 
-    def predict_proba(self, X: Any) -> Array:
+    def predict_proba(self, X: Any, *, representations: Any = None) -> Array:
         """Calibrated probabilities of the labels, each row summing to one: exp of :meth:`predict_log_proba`."""
-        return np.exp(self.predict_log_proba(X))
+        return np.exp(self.predict_log_proba(X, representations=representations))
 
-    def predict(self, X: Any) -> NDArray[np.int64]:
+    def predict(self, X: Any, *, representations: Any = None) -> NDArray[np.int64]:
         """Index of the most probable label of each document, by :meth:`predict_log_proba`."""
-        best = self.predict_log_proba(X).argmax(axis=1)
+        best = self.predict_log_proba(X, representations=representations).argmax(axis=1)
         return self.classes_[best]
 
     def fit_report(self) -> dict[str, Any]:
@@ -171,6 +181,10 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):
     @abstractmethod
     def _calibrate(self, scores: Array) -> Array:
         """Calibrated scores of checked scores; the base class normalises them over labels."""
+
+    def _blank_document(self) -> tuple[Array, ...]:
+        """What `_calibrate` takes, for one document; a loaded calibrator is tried on it."""
+        return (np.zeros((1, self.n_features_in_)),)
 
     def _report(self) -> dict[str, Any]:
         """What the method adds to :meth:`fit_report`."""
@@ -201,6 +215,24 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):
                 f"log-likelihood, so look at what the model returned for that document."
             )
         return scores
+
+    def _representations(self, given: Any, n_rows: int) -> tuple[Array, ...]:
+        """What `_fit` and `_calibrate` are given beside scores."""
+        if not self.uses_representations:
+            return ()
+        if given is None:
+            raise CalibrationError(
+                f"{type(self).__name__} needs hidden states beside the scores; of the models of lm-eval, only "
+                f"hf-shared-prefix gives them."
+            )
+        layers = np.asarray(given)
+        if layers.ndim != 3 or layers.shape[1] != n_rows:
+            raise CalibrationError(
+                f"The representations have the shape {layers.shape}; give an array (layers, {n_rows} documents, width)."
+            )
+        if not np.isfinite(layers).all():
+            raise CalibrationError("The representations hold numbers that are not finite; try another dtype.")
+        return (layers,)
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "classes_")

@@ -15,6 +15,8 @@ CALIBRATORS: dict[str, str] = {
     "bc": "lm_eval_proca.calibration.batch:BatchCalibrator",
     "conca": "lm_eval_proca.calibration.contextual:ContextualCalibrator",
     "proca": "lm_eval_proca.calibration.prototypical:PrototypicalCalibrator",
+    "proca_a": "lm_eval_proca.calibration.anchored:AnchoredCalibrator",
+    "proca_h": "lm_eval_proca.calibration.anchored:RepresentationCalibrator",
 }
 
 

@@ -97,7 +97,7 @@ def load_calibrator(path: str | os.PathLike[str]) -> Calibrator:
                 raise ValueError(key)
             setattr(calibrator, key, _decode(value))
         calibrator.labels_ = check_labels(content.get("labels"), calibrator.n_labels_)
-        calibrated = calibrator._calibrate(np.zeros((1, calibrator.n_features_in_)))
+        calibrated = calibrator._calibrate(*calibrator._blank_document())
         if calibrated.shape != (1, calibrator.n_labels_):
             raise ValueError("parts that do not fit together")
         calibrator.origin_ = dict(content.get("origin", {}))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lm_eval_proca.calibration.representation import unit_scale
 from lm_eval_proca.errors import DistributedError
 from lm_eval_proca.score_table import NO_GOLD, ROLES, ScoreTable
 
@@ -35,6 +36,8 @@ class ScoredDocument:
     document: Document
     scores: list[float]
     truncated: bool | None
+    hidden_states: dict[str, np.ndarray] | None
+    """By layer; None where the model gave none."""
 
 
 def scored_documents(instances: Iterable[Instance], documents: Mapping[int, Document]) -> list[ScoredDocument]:
@@ -48,8 +51,19 @@ def scored_documents(instances: Iterable[Instance], documents: Mapping[int, Docu
         # The evaluator pads ranks with copies of requests, so an instance may hold its response twice.
         scores = [float(instance.resps[0][0]) for instance in of_document]
         cut = [instance.truncated for instance in of_document if hasattr(instance, "truncated")]
-        scored.append(ScoredDocument(documents[doc_id], scores, any(cut) if cut else None))
+        scored.append(
+            ScoredDocument(documents[doc_id], scores, any(cut) if cut else None, _hidden_states(of_document[0]))
+        )
     return scored
+
+
+def _hidden_states(request: Instance) -> dict[str, np.ndarray] | None:
+    """Scaled to unit root mean square, which half precision can hold whatever the model."""
+    states = getattr(request, "hidden_states", None)
+    if states is None:
+        return None
+    scaled = unit_scale(states).astype(np.float16)
+    return {str(layer): state for layer, state in zip(request.layers, scaled, strict=True)}
 
 
 def merge(
@@ -81,4 +95,13 @@ def score_table(scored: Sequence[ScoredDocument], metadata: dict[str, Any]) -> S
         estimate_gold=np.where(roles == "estimate", gold, NO_GOLD),
         scores=np.array([one.scores for one in scored], dtype=np.float64),
         metadata=metadata,
+        representations=_representations([one.hidden_states for one in scored]),
     )
+
+
+def _representations(states: Sequence[dict[str, np.ndarray] | None]) -> dict[str, np.ndarray]:
+    """By layer; empty unless every document has them."""
+    known = [one for one in states if one is not None]
+    if not known or len(known) < len(states):
+        return {}
+    return {layer: np.stack([one[layer] for one in known]) for layer in known[0]}

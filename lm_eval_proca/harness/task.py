@@ -242,6 +242,10 @@ class CalibratedTask(ConfigurableTask):
         )
         for doc_id in list(plan.calibration_docs)[rank::world_size]:
             self._instances += self._requests_for(doc_id, prompt_options)
+        if any(calibrator.uses_representations for calibrator in self.calibrators.values()) and self.settings.layers:
+            for request in self._instances:
+                if request.idx == 0:  # all labels of a document stand behind the same prompt
+                    request.layers = self.settings.layers
 
     def _announce(self, cache_requests: bool) -> None:
         task = self.config.task

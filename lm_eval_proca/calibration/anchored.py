@@ -1,0 +1,443 @@
+r"""Anchored prototypes: Gaussian clusters that start at batch calibration and stay tied to it.
+
+Nothing here is random and nothing has to be matched: cluster k *is* label k from the start. Batch calibration gives
+every unlabeled document d label probabilities r_dk, the **anchor**. A document is seen in one or two views, x_v:
+
+- its scores: the log-probabilities of the labels as log-ratios to their mean, which sum to zero;
+- its representation, if there is one: hidden states of a few layers, each scaled to unit root mean square, reduced to
+  its principal components and scaled to a common size, side by side.
+
+In each view a label is a Gaussian with one covariance for all labels,
+
+.. math::
+    m_{vk} = \frac{\sum_d r_{dk} x_{vd}}{\sum_d r_{dk}} \quad \text{(the anchor's means)}, \qquad
+    \mu_{vk} = \frac{\kappa\, m_{vk} + \sum_d q_{dk} x_{vd}}{\kappa + \sum_d q_{dk}},
+
+.. math::
+    \Sigma_v = \frac{1}{n} \sum_{d,k} q_{dk} (x_{vd} - \mu_{vk})(x_{vd} - \mu_{vk})^T + \rho_v \frac{tr}{dim} I, \qquad
+    q_{dk} \propto \prod_v N(x_{vd}; \mu_{vk}, \Sigma_v).
+
+EM repeats the last two from q = r. Each label's mean is held by kappa further documents at the anchor's mean: with few
+documents, or none that speak against it, the fit is the anchor's; with many, the data decide. Covariances are shared,
+so the result is a linear classifier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any, ClassVar
+
+import numpy as np
+from scipy.linalg import cho_factor, cho_solve, helmert
+from scipy.special import log_softmax, softmax
+
+from lm_eval_proca.calibration.base import Array, Calibrator
+from lm_eval_proca.calibration.representation import principal_components, unit_scale
+from lm_eval_proca.errors import CalibrationError
+
+SCORE_RIDGE = 0.1
+REPRESENTATION_RIDGE = 0.3
+"""Shares of the mean variance that are added to the covariance of a view."""
+
+ROWS_PER_COMPONENT = 4
+"""Principal components need documents: at most one per so many."""
+
+FEWEST_LABELS = 4
+"""Up to so many labels, nothing that was tried on scores alone is better than batch calibration."""
+
+LEAST_STABILITY = 0.5
+LEAST_SHARE = 0.25
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """A fitted mixture: a linear classifier of the views, and what it says of the documents that it was fitted on."""
+
+    coefs: list[Array]
+    intercept: Array
+    responsibilities: Array
+    separation: float
+    """Distance between the two closest labels, in units of the spread within labels."""
+    n_iter: int
+    converged: bool
+
+    def logits(self, views: Sequence[Array]) -> Array:
+        return sum((x @ coef for x, coef in zip(views, self.coefs, strict=True)), self.intercept)
+
+
+def fit_mixture(
+    views: Sequence[Array],
+    anchor: Array,
+    *,
+    ridges: Sequence[float],
+    strength: float,
+    max_iter: int,
+    tol: float,
+    log_prior: Array | None = None,
+) -> Mixture:
+    """EM from the anchor's label probabilities; see the head of this module for the formulas.
+
+    `log_prior` weighs the labels among the documents of the fit; None learns the weights with everything else.
+    """
+    n, n_labels = anchor.shape
+    counts = anchor.sum(axis=0) + np.finfo(float).tiny
+    held = [anchor.T @ x / counts[:, None] for x in views]
+    q = anchor
+    converged, n_iter = False, 0
+    while not converged and n_iter < max_iter:
+        n_iter += 1
+        coefs, intercept, gaps = [], np.zeros(n_labels), np.zeros((n_labels, n_labels))
+        for x, mean, ridge in zip(views, held, ridges, strict=True):
+            coef, constant, distances = _discriminant(x, q, mean, strength, ridge)
+            coefs.append(coef)
+            intercept += constant
+            gaps += distances
+        weights = np.log((q.sum(axis=0) + 1) / (n + n_labels)) if log_prior is None else log_prior
+        before, q = q, softmax(sum((x @ c for x, c in zip(views, coefs, strict=True)), intercept + weights), axis=1)
+        converged = bool(np.abs(q - before).max() < tol)
+    closest = np.sqrt(gaps[~np.eye(n_labels, dtype=bool)].min())
+    return Mixture(coefs, intercept, q, float(closest), n_iter, converged)
+
+
+def _discriminant(x: Array, q: Array, held: Array, strength: float, ridge: float) -> tuple[Array, Array, Array]:
+    """Coefficients (features, labels) and constants of log N(x; mu_k, Sigma), less what all labels share; and squared
+    distances between the labels."""
+    counts, sums = q.sum(axis=0), q.T @ x
+    means = (strength * held + sums) / (strength + counts + np.finfo(float).tiny)[:, None]
+    crossed = sums.T @ means
+    covariance = (x.T @ x - crossed - crossed.T + (means.T * counts) @ means) / len(x)
+    size = max(np.trace(covariance) / len(covariance), np.finfo(float).tiny)
+    covariance[np.diag_indices_from(covariance)] += ridge * size
+    coef = cho_solve(cho_factor(covariance), means.T)
+    products = means @ coef
+    squares = np.diag(products)
+    return coef, -0.5 * squares, squares[:, None] + squares - products - products.T
+
+
+class AnchoredCalibrator(Calibrator):
+    """Batch calibration, refined by a Gaussian mixture of the label scores that is anchored at it.
+
+    With up to four labels it is batch calibration: nothing that was tried on so few scores was better. With K labels
+    the mixture's log-probabilities have the weight 1 - 4 / K.
+
+    Parameters
+    ----------
+    anchor_strength : float, default=10
+        Number of documents with which every label's mean is held at the anchor's.
+    prior : "uniform", "estimated" or array-like of shape (n_labels,), default="uniform"
+        Shares of the labels among the documents of the fit: equal, learned, or known. They are not used to predict.
+    max_iter : int, default=50
+        Most steps of EM.
+    tol : float, default=1e-4
+        EM ends when no probability changes by more.
+
+    Attributes
+    ----------
+    anchor_shift_ : ndarray of shape (n_labels,)
+        What the anchor subtracts from log-probabilities; with a uniform prior their mean, as in batch calibration.
+    score_coef_ : ndarray of shape (n_labels, n_labels)
+        The mixture's coefficients of centred log-probabilities.
+    intercept_ : ndarray of shape (n_labels,)
+    temperature_ : float
+        What log-probabilities are multiplied by: the mixture is too sure of itself.
+    kept_anchor_ : str
+        Why the anchor is returned instead of the mixture, or an empty string.
+    separation_, agreement_, raw_agreement_, stability_, skew_, smallest_share_, estimated_accuracy_ : float
+        Evidence, without labels, of how good the fit is; :meth:`fit_report` says it in sentences.
+    n_iter_ : int
+    converged_ : bool
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from lm_eval_proca import AnchoredCalibrator
+    >>> rng = np.random.default_rng(0)
+    >>> truth = np.repeat(np.arange(8), 40)
+    >>> evidence = 2 * np.eye(8)[truth] + np.eye(8)[(truth + 1) % 8]  # every label also raises its neighbour's score
+    >>> scores = evidence + rng.normal(size=(320, 8)) + np.linspace(0, 2, 8)
+    >>> bool(np.mean(scores.argmax(axis=1) == truth) < 0.6)
+    True
+    >>> bool(np.mean(AnchoredCalibrator().fit(scores).predict(scores) == truth) > 0.65)
+    True
+    """
+
+    _allowed: ClassVar[dict[str, Any]] = {
+        "anchor_strength": (Real, 0),
+        "max_iter": (Integral, 1),
+        "tol": (Real, 0),
+    }
+
+    anchor_shift_: Array
+    score_coef_: Array
+    intercept_: Array
+    temperature_: float
+    kept_anchor_: str
+    separation_: float
+    agreement_: float
+    raw_agreement_: float
+    stability_: float
+    skew_: float
+    smallest_share_: float
+    estimated_accuracy_: float
+    n_iter_: int
+    converged_: bool
+
+    def __init__(
+        self, *, anchor_strength: float = 10.0, prior: Any = "uniform", max_iter: int = 50, tol: float = 1e-4
+    ) -> None:
+        self.anchor_strength = anchor_strength
+        self.prior = prior
+        self.max_iter = max_iter
+        self.tol = tol
+
+    def _fit(self, scores: Array) -> None:
+        self._fit_views(scores, [])
+
+    def _calibrate(self, scores: Array) -> Array:
+        return self._combined(scores, 0.0)
+
+    def _weight(self, n_labels: int) -> float:
+        """How much of the mixture is taken beside the anchor."""
+        return max(0.0, 1 - FEWEST_LABELS / n_labels)
+
+    def _fit_views(self, scores: Array, further: list[Array]) -> list[Array]:
+        """Everything that is learned; `further` views come with a mean of zero. Gives their coefficients."""
+        log_proba = log_softmax(scores, axis=1)
+        n, n_labels = scores.shape
+        log_prior, shares = self._log_prior(n_labels)
+        self.anchor_shift_ = _anchor_shift(log_proba, shares)
+        centre = _log_ratios(log_proba).mean(axis=0)
+        views = [_log_ratios(log_proba) - centre, *further]
+        anchor = softmax(log_proba - self.anchor_shift_, axis=1)
+        mixture = self._mixture(views, anchor, log_prior)
+        self.score_coef_ = helmert(n_labels).T @ mixture.coefs[0]
+        self.intercept_ = mixture.intercept - centre @ mixture.coefs[0]
+        self.n_iter_, self.converged_ = mixture.n_iter, mixture.converged
+
+        logits = self._mixed(log_proba, mixture.logits(views))
+        self.temperature_ = _temperature(logits, anchor)
+        proba = softmax(self.temperature_ * logits, axis=1)
+        predicted, anchored = proba.argmax(axis=1), anchor.argmax(axis=1)
+        found = np.bincount(predicted, minlength=n_labels) / n
+        self.separation_ = mixture.separation
+        self.agreement_ = float((predicted == anchored).mean())
+        self.raw_agreement_ = float((predicted == scores.argmax(axis=1)).mean())
+        self.skew_ = float(np.abs(found - anchor.mean(axis=0)).sum() / 2)
+        self.smallest_share_ = float((found / np.maximum(anchor.mean(axis=0), 1 / n)).min())
+        self.stability_ = self._stability(log_proba, views, log_prior, shares)
+        self.estimated_accuracy_ = float(proba.max(axis=1).mean())
+        self.kept_anchor_ = self._why_the_anchor()
+        if self.kept_anchor_:
+            self.estimated_accuracy_ = float(anchor.max(axis=1).mean())
+        return mixture.coefs[1:]
+
+    def _mixture(self, views: Sequence[Array], anchor: Array, log_prior: Array | None) -> Mixture:
+        ridges = [SCORE_RIDGE, *[REPRESENTATION_RIDGE] * (len(views) - 1)]
+        return fit_mixture(
+            views,
+            anchor,
+            ridges=ridges,
+            strength=self.anchor_strength,
+            max_iter=self.max_iter,
+            tol=self.tol,
+            log_prior=log_prior,
+        )
+
+    def _mixed(self, log_proba: Array, logits: Array) -> Array:
+        weight = self._weight(log_proba.shape[1])
+        return weight * logits + (1 - weight) * (log_proba - self.anchor_shift_)
+
+    def _combined(self, scores: Array, further: Array | float) -> Array:
+        """Calibrated scores, given what further views add to the mixture's logits."""
+        log_proba = log_softmax(scores, axis=1)
+        if self.kept_anchor_:
+            return log_proba - self.anchor_shift_
+        centred = log_proba - log_proba.mean(axis=1, keepdims=True)
+        return self.temperature_ * self._mixed(log_proba, centred @ self.score_coef_ + self.intercept_ + further)
+
+    def _log_prior(self, n_labels: int) -> tuple[Array | None, Array]:
+        """What EM weighs labels with, and the shares that the anchor assumes."""
+        uniform = np.full(n_labels, 1 / n_labels)
+        if isinstance(self.prior, str):
+            if self.prior not in ("uniform", "estimated"):
+                raise CalibrationError(
+                    f"The 'prior' parameter of {type(self).__name__} must be uniform, estimated or a share per label, "
+                    f"got {self.prior!r}."
+                )
+            return (np.log(uniform) if self.prior == "uniform" else None), uniform
+        shares = np.asarray(self.prior, dtype=np.float64)
+        if shares.shape != (n_labels,) or not (shares > 0).all() or not np.isclose(shares.sum(), 1):
+            raise CalibrationError(
+                f"The 'prior' parameter of {type(self).__name__} must be {n_labels} positive shares that sum to 1, got "
+                f"{self.prior!r}."
+            )
+        return np.log(shares), shares
+
+    def _stability(self, log_proba: Array, views: Sequence[Array], log_prior: Array | None, shares: Array) -> float:
+        """Share of documents on which two fits agree that were each made on one half of the documents."""
+        predictions = []
+        order = np.random.default_rng(0).permutation(len(log_proba))  # rows may be sorted or periodic
+        for half in np.array_split(order, 2):
+            part = log_proba[half]
+            if len(part) < 2:
+                return 1.0
+            shift = _anchor_shift(part, shares)
+            mixture = self._mixture([x[half] for x in views], softmax(part - shift, axis=1), log_prior)
+            predictions.append(self._mixed(log_proba, mixture.logits(views)).argmax(axis=1))
+        return float((predictions[0] == predictions[1]).mean())
+
+    def _why_the_anchor(self) -> str:
+        if self.stability_ < LEAST_STABILITY:
+            return f"two fits on half of the documents each agree on only {self.stability_:.0%} of them"
+        if self.smallest_share_ < LEAST_SHARE:
+            return f"a label has only {self.smallest_share_:.0%} of the documents that the anchor gives it"
+        return ""
+
+    def _report(self) -> dict[str, Any]:
+        return {
+            "estimated_accuracy": self.estimated_accuracy_,
+            "separation": self.separation_,
+            "agreement_with_anchor": self.agreement_,
+            "agreement_with_raw": self.raw_agreement_,
+            "stability": self.stability_,
+            "skew": self.skew_,
+            "smallest_share": self.smallest_share_,
+            "temperature": self.temperature_,
+            "kept_anchor": self.kept_anchor_ or None,
+            "n_iter": self.n_iter_,
+            "converged": self.converged_,
+            "warnings": self._warnings(),
+        }
+
+    def _warnings(self) -> list[str]:
+        found = []
+        if self.kept_anchor_:
+            found.append(f"Batch calibration was kept: {self.kept_anchor_}.")
+        if self.separation_ < 1:
+            found.append(
+                f"Two labels lie {self.separation_:.2f} standard deviations apart, too close to tell them apart."
+            )
+        if self.skew_ > 0.2:
+            found.append(f"{self.skew_:.0%} of the predictions lie elsewhere than the anchor expects.")
+        if self.estimated_accuracy_ < 1.2 / self.n_labels_:
+            found.append(f"The estimated accuracy is {self.estimated_accuracy_:.0%}, about chance.")
+        if not self.converged_:
+            found.append(f"EM had not converged after {self.max_iter} steps.")
+        return found
+
+
+class RepresentationCalibrator(AnchoredCalibrator):
+    """Anchored prototypes in the model's own representation, beside its label scores.
+
+    The hidden state at the position that predicts the label separates the classes better than the label scores do.
+    Fitted on scores and hidden states of unlabeled documents, :class:`AnchoredCalibrator`'s mixture has both as views.
+
+    Parameters
+    ----------
+    n_components : int, default=32
+        Principal components of each layer, as far as there are four documents for each.
+    anchor_strength, prior, max_iter, tol
+        As in :class:`AnchoredCalibrator`.
+
+    Attributes
+    ----------
+    layer_coef_ : ndarray of shape (n_layers, width, n_labels)
+        Coefficients of the hidden states, each scaled to unit root mean square.
+
+    Examples
+    --------
+    Scores that hardly tell two classes apart, hidden states that do:
+
+    >>> import numpy as np
+    >>> from lm_eval_proca import BatchCalibrator, RepresentationCalibrator
+    >>> rng = np.random.default_rng(0)
+    >>> truth = np.repeat([0, 1], 100)
+    >>> scores = np.column_stack([np.zeros(200), truth + rng.normal(size=200) - 3])
+    >>> hidden = rng.normal(size=(1, 200, 64))
+    >>> hidden[0, :, :4] += 2.5 * truth[:, None]
+    >>> bool(np.mean(BatchCalibrator().fit(scores).predict(scores) == truth) < 0.75)
+    True
+    >>> calibrator = RepresentationCalibrator().fit(scores, representations=hidden)
+    >>> bool(np.mean(calibrator.predict(scores, representations=hidden) == truth) > 0.95)
+    True
+    """
+
+    uses_representations: ClassVar[bool] = True
+
+    _allowed: ClassVar[dict[str, Any]] = {**AnchoredCalibrator._allowed, "n_components": (Integral, 1)}
+
+    layer_coef_: Array
+
+    def __init__(
+        self,
+        *,
+        n_components: int = 32,
+        anchor_strength: float = 10.0,
+        prior: Any = "uniform",
+        max_iter: int = 50,
+        tol: float = 1e-4,
+    ) -> None:
+        super().__init__(anchor_strength=anchor_strength, prior=prior, max_iter=max_iter, tol=tol)
+        self.n_components = n_components
+
+    def _fit(self, scores: Array, layers: Array) -> None:  # type: ignore[override]
+        n_layers, n, width = layers.shape
+        size = max(1, min(self.n_components, n // ROWS_PER_COMPONENT, width))
+        reduced = [principal_components(unit_scale(layer), size) for layer in layers]
+        view = np.hstack([components for components, _, _ in reduced])
+        (coef,) = self._fit_views(scores, [view])
+        parts = np.split(coef, n_layers)
+        self.layer_coef_ = np.stack([axes @ part for (_, axes, _), part in zip(reduced, parts, strict=True)])
+        means = np.stack([mean for _, _, mean in reduced])
+        self.intercept_ = self.intercept_ - np.einsum("lw,lwk->k", means, self.layer_coef_)
+
+    def _calibrate(self, scores: Array, layers: Array) -> Array:  # type: ignore[override]
+        if layers.shape[::2] != self.layer_coef_.shape[:2]:
+            raise CalibrationError(
+                f"The representations have {layers.shape[0]} layers of width {layers.shape[2]}, the fit had "
+                f"{self.layer_coef_.shape[0]} of width {self.layer_coef_.shape[1]}; give the same layers of one model."
+            )
+        return self._combined(scores, sum(unit_scale(x) @ c for x, c in zip(layers, self.layer_coef_, strict=True)))
+
+    def _blank_document(self) -> tuple[Array, ...]:
+        n_layers, width, _ = self.layer_coef_.shape
+        return (*super()._blank_document(), np.ones((n_layers, 1, width)))
+
+    def _weight(self, n_labels: int) -> float:
+        return 1.0
+
+
+def _log_ratios(log_proba: Array) -> Array:
+    """Coordinates of log-probabilities less their mean: helmert's rows are orthonormal and sum to zero."""
+    return log_proba @ helmert(log_proba.shape[1]).T
+
+
+def _anchor_shift(log_proba: Array, shares: Array) -> Array:
+    """The shift of batch calibration; for unequal shares, the shift under which mean probabilities are the shares."""
+    shift = log_proba.mean(axis=0)
+    if np.allclose(shares, 1 / len(shares)):
+        return shift
+    for _ in range(1000):
+        step = np.log(softmax(log_proba - shift, axis=1).mean(axis=0)) - np.log(shares)
+        shift = shift + step
+        if np.abs(step).max() < 1e-9:
+            break
+    return shift
+
+
+def _temperature(logits: Array, anchor: Array) -> float:
+    """Without labels: mean confidence halfway between what the mixture claims and what the anchor admits."""
+
+    def confidence(temperature: float) -> float:
+        return float(softmax(temperature * logits, axis=1).max(axis=1).mean())
+
+    wanted = (confidence(1.0) + float(anchor.max(axis=1).mean())) / 2
+    low, high = 0.0, 1.0
+    if confidence(high) <= wanted:
+        return 1.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if confidence(middle) < wanted else (low, middle)
+    return high
