@@ -1,0 +1,53 @@
+"""Whether a task of lm-eval has one fixed list of labels, which calibration needs: as far as its YAML tells."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lm_eval_proca.harness.config import MEANINGLESS_METRICS
+
+DIFFERENT_CHOICES = "choices differ between documents"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The labels of a task, or what stands in the way of calibrating it."""
+
+    labels: tuple[str, ...] | None = None
+    obstacle: str | None = None
+    final: bool = True
+    """False where the choices are known only once the requests are: a run then decides from these."""
+
+
+def judge(config: Mapping[str, Any]) -> Verdict:
+    """Of a resolved configuration, with functions as such or as lm-eval's index has them: absolute paths."""
+    kind = config.get("output_type") or "generate_until"
+    if kind != "multiple_choice":
+        return Verdict(obstacle="generates text" if kind == "generate_until" else f"output_type is {kind}")
+    if isinstance(config.get("doc_to_text"), int):
+        return Verdict(obstacle="several inputs per document")
+    if isinstance(config.get("doc_to_target"), list):
+        return Verdict(obstacle="several gold labels per document")
+    metrics = [entry.get("metric") for entry in config.get("metric_list") or [{"metric": "acc"}]]
+    if all(metric in MEANINGLESS_METRICS for metric in metrics):
+        return Verdict(obstacle=f"its metrics mean nothing for calibrated scores ({', '.join(metrics)})")
+    choices = config.get("doc_to_choice")
+    if choices is None:
+        return Verdict(obstacle="no doc_to_choice")
+    if callable(choices) or (isinstance(choices, str) and os.path.isabs(choices)):
+        return Verdict(obstacle="choices come from a function", final=False)
+    if isinstance(choices, str):
+        return Verdict(obstacle="choices come from each document", final=False)
+    labels = tuple(str(word) for word in (choices.values() if isinstance(choices, Mapping) else choices))
+    obstacle = obstacle_in(labels)
+    return Verdict(labels=None if obstacle else labels, obstacle=obstacle)
+
+
+def obstacle_in(labels: tuple[str, ...]) -> str | None:
+    """Why a fixed list of labels cannot be calibrated."""
+    if len(labels) < 2:
+        return "fewer than two labels"
+    return "two labels are written alike" if len({word.strip() for word in labels}) < len(labels) else None
