@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from lm_eval.api.instance import Instance
+from lm_eval.api.metrics import mean
 from lm_eval.api.samplers import FirstNSampler
 from lm_eval.api.task import ConfigurableTask
 
@@ -23,7 +24,14 @@ from lm_eval_proca.calibration.registry import CALIBRATORS, get_calibrator
 from lm_eval_proca.harness.config import MEANINGLESS_METRICS
 from lm_eval_proca.harness.estimate import fingerprint
 from lm_eval_proca.harness.filters import CalibratedResponse, give_out
-from lm_eval_proca.harness.fixed_labels import DIFFERENT_CHOICES, judge, obstacle_in
+from lm_eval_proca.harness.fixed_labels import (
+    DIFFERENT_CHOICES,
+    PYTHON,
+    SEVERAL_INPUTS,
+    SEVERAL_TARGETS,
+    judge,
+    obstacle_in,
+)
 from lm_eval_proca.harness.gather import gather, is_first_process
 from lm_eval_proca.harness.outcome import check_scores_dir, fit_scores
 from lm_eval_proca.harness.plan import Plan
@@ -73,13 +81,13 @@ def calibrate_loaded(loaded: TaskDict, metadata: Mapping[str, Any] | None) -> No
 
 def _obstacle(task: Any) -> str | None:
     if not isinstance(task, ConfigurableTask):
-        return "a task written in Python"
+        return PYTHON
     verdict = judge(vars(task.config))
     if verdict.obstacle is not None and verdict.final:
         return verdict.obstacle
     if task.multiple_input:
-        return "several inputs per document"
-    return "several gold labels per document" if task.multiple_target else None
+        return SEVERAL_INPUTS
+    return SEVERAL_TARGETS if task.multiple_target else None
 
 
 @dataclass
@@ -176,9 +184,23 @@ class CrossFitted(ConfigurableTask):
 
     def process_results(self, doc: Any, results: Any) -> dict[str, Any]:
         metrics = super().process_results(doc, results)
-        if not isinstance(results[0], CalibratedResponse):
+        if not metrics or not isinstance(results[0], CalibratedResponse):
             return metrics
-        return {name: value for name, value in metrics.items() if name not in MEANINGLESS_METRICS}
+        kept = {name: value for name, value in metrics.items() if name not in MEANINGLESS_METRICS}
+        return kept or {"acc": self._accuracy(doc, results)}
+
+    def _accuracy(self, doc: Any, results: Sequence[CalibratedResponse]) -> float:
+        """For tasks that report only what means nothing here, such as acc_norm."""
+        assert self.plan is not None
+        labels = self.plan.record["labels"]
+        predicted = int(np.argmax([response.score for response in results[: len(labels)]]))
+        return float(predicted == _gold(self.doc_to_target(doc), labels))
+
+    def aggregation(self) -> dict[str, Any]:
+        return {"acc": mean, **super().aggregation()}
+
+    def higher_is_better(self) -> dict[str, bool]:
+        return {"acc": True, **super().higher_is_better()}
 
 
 def _calibrators() -> dict[str, Calibrator]:
@@ -229,7 +251,7 @@ def _requested(task: ConfigurableTask, instances: Iterable[Instance]) -> Request
     )
 
 
-def _gold(target: Any, labels: tuple[str, ...]) -> int:
+def _gold(target: Any, labels: Sequence[str]) -> int:
     """Index of the gold label, by lm-eval's rule; a document that has none is wrong in every row."""
     if isinstance(target, str):
         return labels.index(target.strip()) if target.strip() in labels else NO_GOLD

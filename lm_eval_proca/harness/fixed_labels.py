@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lm_eval_proca.harness.config import MEANINGLESS_METRICS
-
+PYTHON = "a task written in Python"
+SEVERAL_INPUTS = "several inputs per document"
+SEVERAL_TARGETS = "several gold labels per document"
 DIFFERENT_CHOICES = "choices differ between documents"
 
 
@@ -24,16 +25,15 @@ class Verdict:
 
 def judge(config: Mapping[str, Any]) -> Verdict:
     """Of a resolved configuration, with functions as such or as lm-eval's index has them: absolute paths."""
+    if "class" in config and not str(config["class"]).endswith("lm_eval_proca.CalibratedTask"):
+        return Verdict(obstacle=PYTHON)
     kind = config.get("output_type") or "generate_until"
     if kind != "multiple_choice":
         return Verdict(obstacle="generates text" if kind == "generate_until" else f"output_type is {kind}")
     if isinstance(config.get("doc_to_text"), int):
-        return Verdict(obstacle="several inputs per document")
+        return Verdict(obstacle=SEVERAL_INPUTS)
     if isinstance(config.get("doc_to_target"), list):
-        return Verdict(obstacle="several gold labels per document")
-    metrics = [entry.get("metric") for entry in config.get("metric_list") or [{"metric": "acc"}]]
-    if all(metric in MEANINGLESS_METRICS for metric in metrics):
-        return Verdict(obstacle=f"its metrics mean nothing for calibrated scores ({', '.join(metrics)})")
+        return Verdict(obstacle=SEVERAL_TARGETS)
     choices = config.get("doc_to_choice")
     if choices is None:
         return Verdict(obstacle="no doc_to_choice")

@@ -102,11 +102,11 @@ def quizzes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write("quiz_words", target="\"{{['A', 'B', 'C'][label]}}\"")
     write("quiz_first", more=f"{ACCURACY}\nfewshot_config: {{sampler: first_n}}")
     write("quiz_information", more="metric_list: [{metric: acc}, {metric: acc_mutual_info}, {metric: brier_score}]")
+    write("quiz_lengths", more="metric_list: [{metric: acc_norm}]")
     write("no_mixed", rows="mixed", choices="options")
     write("no_lengths", choices="!function functions.two_or_three")
     write("no_targets", target="[0, 1]")
     write("no_generation", output_type="generate_until", more="metric_list: [{metric: exact_match}]")
-    write("no_accuracy", more="metric_list: [{metric: acc_norm}]")
     group = "group: {}\ntask: [quiz_many, quiz_few]\naggregate_metric_list: [{{metric: acc, weight_by_size: {}{}}}]\n"
     (folder / "weighted.yaml").write_text(group.format("weighted", "true", ""))
     (folder / "unweighted.yaml").write_text(group.format("unweighted", "false", ", filter_list: [none]"))
@@ -192,6 +192,13 @@ class TestRows:
         )
         assert information["results"]["quiz_information"]["acc,proca"] == few["acc,proca"]
 
+    def test_a_task_with_no_other_metric_gets_accuracy_on_the_calibrated_rows(self, evaluate, few):
+        results = evaluate("quiz_lengths")
+        assert rows_of(results, "quiz_lengths") == {"acc_norm,none", *(f"acc,{name}" for name in OURS)}
+        assert {key: results["results"]["quiz_lengths"][key] for key in few if key.endswith(OURS)} == {
+            key: value for key, value in few.items() if key.endswith(OURS)
+        }
+
     @pytest.mark.parametrize("task", ["quiz_template", "quiz_column", "quiz_function", "quiz_words"])
     def test_the_requests_decide_whether_labels_are_fixed(self, evaluate, few, task):
         """However the same three labels are written: the numbers are those of the plain list."""
@@ -238,17 +245,16 @@ class TestRows:
 class TestWhatIsSaid:
     def test_tasks_that_cannot_be_calibrated_run_unchanged_and_are_counted_in_one_line(self, evaluate, caplog):
         caplog.set_level("INFO")
-        names = ("no_mixed", "no_lengths", "no_targets", "no_generation", "no_accuracy")
+        names = ("no_mixed", "no_lengths", "no_targets", "no_generation")
         results = evaluate("quiz_few", *names)
         plain = evaluate(*names, calibrate=False)
         for name in names:
             assert results["results"][name] == plain["results"][name]
         (line,) = [text for text in caplog.messages if "cannot be calibrated" in text]
-        assert line.startswith("proca.calibrate: 5 of the tasks cannot be calibrated and run unchanged (")
+        assert line.startswith("proca.calibrate: 4 of the tasks cannot be calibrated and run unchanged (")
         for part in (
             "several gold labels per document: 1 task (no_targets)",
             "generates text: 1 task (no_generation)",
-            "its metrics mean nothing for calibrated scores (acc_norm): 1 task (no_accuracy)",
             "choices differ between documents: 2 tasks (no_mixed, no_lengths)",
         ):
             assert part in line
