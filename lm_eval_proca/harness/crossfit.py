@@ -10,33 +10,27 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from lm_eval.api.instance import Instance
 from lm_eval.api.metrics import mean
 from lm_eval.api.samplers import FirstNSampler
 from lm_eval.api.task import ConfigurableTask
 
 import lm_eval_proca
 from lm_eval_proca.calibration.registry import CALIBRATORS, get_calibrator
+from lm_eval_proca.harness.announcement import Announcement
 from lm_eval_proca.harness.config import MEANINGLESS_METRICS
 from lm_eval_proca.harness.estimate import fingerprint
 from lm_eval_proca.harness.filters import CalibratedResponse, give_out
-from lm_eval_proca.harness.fixed_labels import (
-    DIFFERENT_CHOICES,
-    PYTHON,
-    SEVERAL_INPUTS,
-    SEVERAL_TARGETS,
-    judge,
-    obstacle_in,
-)
-from lm_eval_proca.harness.gather import gather, is_first_process
+from lm_eval_proca.harness.fixed_labels import PYTHON, SEVERAL_INPUTS, SEVERAL_TARGETS, Obstacle, judge
 from lm_eval_proca.harness.outcome import check_scores_dir, fit_scores
 from lm_eval_proca.harness.plan import Plan
-from lm_eval_proca.harness.settings import CALIBRATE, PREFIX, settings_of_run, without_settings
+from lm_eval_proca.harness.requested import Requested, gold_of, requested
+from lm_eval_proca.harness.settings import CALIBRATE, PREFIX, Settings, settings_of_run, without_settings
 from lm_eval_proca.harness.shards import Document
+from lm_eval_proca.harness.split_rows import SplitRows, draw_split_rows
 from lm_eval_proca.harness.task import CalibratedTask
 from lm_eval_proca.identity import identity_of_task
 from lm_eval_proca.score_table import NO_GOLD
@@ -49,8 +43,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("lm_eval.proca")
 
-READ = (CALIBRATE, "scores_dir")
-"""The settings that lm-eval's own tasks read; the others are about prompts and rows, which stay lm-eval's."""
+READ = {CALIBRATE, "scores_dir", "estimate_split"}
+"""The settings that lm-eval's own tasks read; most others are about prompts and rows, which stay lm-eval's."""
+READ_WITH_SPLIT = {"estimate_size", "estimate_seed"}
+
+ON_EVALUATION_ROWS = "fitted on their own evaluation rows with no further request"
 
 
 def calibrate_loaded(loaded: TaskDict, metadata: Mapping[str, Any] | None) -> None:
@@ -62,21 +59,21 @@ def calibrate_loaded(loaded: TaskDict, metadata: Mapping[str, Any] | None) -> No
     for group in loaded.get("groups", {}).values():
         for task in group.get_all_tasks():
             groups[task.task_name].append(group)
-    report = Report()
-    for name, task in loaded["tasks"].items():
-        if isinstance(task, (CalibratedTask, CrossFitted)):
-            continue
+    stock = {
+        name: task for name, task in loaded["tasks"].items() if not isinstance(task, (CalibratedTask, CrossFitted))
+    }
+    announcement = Announcement(awaited=set(stock))
+    unread = set(given) - READ - (READ_WITH_SPLIT if "estimate_split" in given else set())
+    if stock and unread:
+        names = ", ".join(f"{PREFIX}.{key}" for key in sorted(unread))
+        logger.warning("proca.calibrate: lm-eval's own tasks do not read %s; they run as they are", names)
+    for name, task in stock.items():
         if (obstacle := _obstacle(task)) is not None:
-            report.unchanged[obstacle].append(name)
+            announcement.leaves_unchanged(name, obstacle)
             continue
-        report.awaited.add(name)
-        task.groups, task.report, task.scores_dir = groups[name], report, given.get("scores_dir")
+        task.calibration = Calibration(given, groups[name], announcement)
         cls = type(task)
         task.__class__ = type(f"CrossFitted{cls.__name__}", (CrossFitted, cls), {})
-    if report.awaited and (unread := sorted(set(given) - set(READ))):
-        names = ", ".join(f"{PREFIX}.{key}" for key in unread)
-        logger.warning("proca.calibrate: lm-eval's own tasks do not read %s; they run as they are", names)
-    report.say_if_complete()
 
 
 def _obstacle(task: Any) -> str | None:
@@ -90,60 +87,23 @@ def _obstacle(task: Any) -> str | None:
     return SEVERAL_TARGETS if task.multiple_target else None
 
 
-@dataclass
-class Report:
-    """What a run says once about its tasks, as soon as the requests of the last of them are known."""
+@dataclass(frozen=True)
+class Calibration:
+    """What a task is told of the run: its `proca.*` settings, the groups of the task, and what will be said."""
 
-    awaited: set[str] = field(default_factory=set)
-    calibrated: list[str] = field(default_factory=list)
-    unchanged: defaultdict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
-    """Tasks without calibrated rows by what stands in the way."""
-    many_prompts: list[str] = field(default_factory=list)
-    """Tasks that draw new demonstrations for every document."""
+    given: Mapping[str, Any]
+    groups: Sequence[Group]
+    announcement: Announcement
 
-    def add(self, name: str, obstacle: str | None, *, many_prompts: bool) -> None:
-        if name not in self.awaited:  # evaluated again
-            return
-        self.awaited.remove(name)
-        if obstacle is not None:
-            self.unchanged[obstacle].append(name)
-        else:
-            self.calibrated.append(name)
-            if many_prompts:
-                self.many_prompts.append(name)
-        self.say_if_complete()
-
-    def say_if_complete(self) -> None:
-        if self.awaited or not is_first_process():
-            return
-        if self.calibrated:
-            logger.info(
-                "proca.calibrate: calibrated rows for %s, fitted on their own evaluation rows with no further request",
-                _counted(self.calibrated),
-            )
-        if self.unchanged:
-            reasons = "; ".join(f"{reason}: {_counted(names)}" for reason, names in self.unchanged.items())
-            count = sum(map(len, self.unchanged.values()))
-            logger.info("proca.calibrate: %d of the tasks cannot be calibrated and run unchanged (%s)", count, reasons)
-        if self.many_prompts:
-            logger.info(
-                "proca.calibrate: new demonstrations for every document in %s; what is calibrated there is the average "
-                "bias of many prompts",
-                _counted(self.many_prompts),
-            )
-
-
-def _counted(names: Sequence[str], shown: int = 3) -> str:
-    more = ", ..." if len(names) > shown else ""
-    return f"{len(names)} task{'s' * (len(names) > 1)} ({', '.join(names[:shown])}{more})"
+    @property
+    def scores_dir(self) -> str | None:
+        return self.given.get("scores_dir")
 
 
 class CrossFitted(ConfigurableTask):
     """Put before the class of a loaded task: calibrated rows beside the raw one, which stays as it is."""
 
-    groups: Sequence[Group]
-    report: Report
-    scores_dir: str | None
+    calibration: Calibration
     seed: int | None = None
     plan: Plan | None = None
     """None where the requests show that the task cannot be calibrated."""
@@ -152,24 +112,86 @@ class CrossFitted(ConfigurableTask):
         super().set_fewshot_seed(seed)
         self.seed = seed
 
+    # ------------------------------------------------------------------ requests
+
     def build_all_requests(self, *, limit: int | None = None, samples: list[int] | None = None, **options: Any) -> None:
+        """lm-eval's own requests, and behind them those of unlabeled rows of another split, if such are wanted."""
         super().build_all_requests(limit=limit, samples=samples, **options)
-        found = _requested(self, self._instances)
-        self.plan, obstacle = None, found if isinstance(found, str) else None
-        if isinstance(found, Requested):
-            check_scores_dir(self.config.task, self.scores_dir)
-            self.config.metadata = without_settings(self.config.metadata or {})
-            self.plan = _plan(self, found, limit=limit, samples=samples)
+        said, self.plan = self.calibration.announcement, None
+        try:
+            found = requested(self)
+        except Obstacle as obstacle:
+            said.leaves_unchanged(self.config.task, str(obstacle))
+            return
+        check_scores_dir(self.config.task, self.calibration.scores_dir)
+        self.config.metadata = without_settings(self.config.metadata or {})
+        rows, how = self._unlabeled_rows(found.labels)
+        self.plan = self._plan(found, rows, limit=limit, samples=samples)
+        if rows is not None:
+            self._instances += rows.requests(self, self.plan.calibration_docs, options)
         drawn = bool(self.config.num_fewshot) and not isinstance(getattr(self, "sampler", None), FirstNSampler)
-        self.report.add(self.config.task, obstacle, many_prompts=drawn)
+        further = len(self.plan.calibration_docs) * len(found.labels)
+        said.calibrates(self.config.task, how, further_requests=further, many_prompts=drawn)
+
+    def _unlabeled_rows(self, labels: Sequence[str]) -> tuple[SplitRows | None, str]:
+        """Rows of the split that was asked for, and in words what calibrators are fitted on."""
+        given = self.calibration.given
+        if "estimate_split" not in given:
+            return None, ON_EVALUATION_ROWS
+        split, size = given["estimate_split"], given.get("estimate_size", Settings.estimate_size)
+        seed = self.seed if given.get("estimate_seed") is None else given["estimate_seed"]
+        try:
+            return draw_split_rows(self, split, size, seed, labels), f"fitted on unlabeled rows of the split {split}"
+        except Obstacle as obstacle:
+            return None, f"{ON_EVALUATION_ROWS} ({obstacle})"
+
+    def _plan(
+        self, found: Requested, rows: SplitRows | None, *, limit: int | None, samples: Sequence[int] | None
+    ) -> Plan:
+        index = sorted(set(samples)) if samples else None  # with --samples, lm-eval numbers the chosen documents anew
+        documents = {
+            doc_id: Document("eval", index[doc_id] if index else doc_id, one.gold)
+            for doc_id, one in found.documents.items()
+        }
+        unlabeled = dict(enumerate(rows.docs, start=len(documents))) if rows else {}
+        record = {
+            "version": lm_eval_proca.__version__,
+            "labels": list(found.labels),
+            "num_fewshot": self.config.num_fewshot or 0,
+            "seed": self.seed,
+            "eval_rows": len(documents),
+            "limit": limit,
+            "estimate_size": len(unlabeled),
+            "estimate_seed": rows.seed if rows else None,
+            "estimate_source": f"split:{rows.split}" if rows else "evaluation rows, cross-fitted",
+            "prompt_hash": found.documents[0].prompt_hash,
+            "estimate_hash": fingerprint(unlabeled.values()),
+            "eval_hash": fingerprint([one.prompt_hash, one.gold] for one in found.documents.values()),
+        }
+        for number, (doc_id, row) in enumerate(unlabeled.items()):
+            documents[doc_id] = Document("estimate", number, self._gold_if_any(row, found.labels))
+        chosen = {key: record[key] for key in ("estimate_size", "estimate_seed", "estimate_source")}
+        origin = identity_of_task(self.config.metadata, chosen, record)
+        return Plan(documents, unlabeled, record, origin, ())
+
+    def _gold_if_any(self, row: dict[str, Any], labels: Sequence[str]) -> int:
+        try:
+            return gold_of(self.doc_to_target(row), labels)
+        except Exception:  # an unlabeled row may fail in any template or function of the YAML
+            return NO_GOLD
+
+    # ------------------------------------------------------------------ results
 
     def apply_filters(self) -> None:
-        super().apply_filters()
+        """lm-eval's own filters on its own requests; then what calibrators make of the scores."""
         if self.plan is None:
+            super().apply_filters()
             return
         calibrators = _calibrators()
         filters = {name: [{"function": name}] for name in calibrators}
-        fits, _ = fit_scores(self, self.plan, calibrators, filters=filters, scores_dir=self.scores_dir)
+        fits, _ = fit_scores(self, self.plan, calibrators, filters=filters, scores_dir=self.calibration.scores_dir)
+        self._instances = [one for one in self.instances if one.doc_id not in self.plan.calibration_docs]
+        super().apply_filters()
         for name, fit in fits.items():
             give_out(name, fit, self._instances, self.plan.documents)
         self._aggregate_too(fits)
@@ -177,7 +199,7 @@ class CrossFitted(ConfigurableTask):
     def _aggregate_too(self, names: Iterable[str]) -> None:
         """A group that names the filters of its average averages ours like those of the raw row."""
         raw = {ensemble.name for ensemble in self._filters}
-        for group in self.groups:
+        for group in self.calibration.groups:
             for entry in group.aggregate_metric_list or ():
                 if entry.filter_list and raw & set(entry.filter_list) and entry.metric not in MEANINGLESS_METRICS:
                     entry.filter_list += [name for name in names if name not in entry.filter_list]
@@ -194,7 +216,7 @@ class CrossFitted(ConfigurableTask):
         assert self.plan is not None
         labels = self.plan.record["labels"]
         predicted = int(np.argmax([response.score for response in results[: len(labels)]]))
-        return float(predicted == _gold(self.doc_to_target(doc), labels))
+        return float(predicted == gold_of(self.doc_to_target(doc), labels))
 
     def aggregation(self) -> dict[str, Any]:
         return {"acc": mean, **super().aggregation()}
@@ -204,77 +226,6 @@ class CrossFitted(ConfigurableTask):
 
 
 def _calibrators() -> dict[str, Calibrator]:
-    """Every calibrator that can be fitted on evaluation rows; content-free inputs would be further requests."""
+    """Every calibrator that can be fitted on documents; content-free inputs would be further requests."""
     classes = {name: get_calibrator(name) for name in CALIBRATORS}
     return {name: cls() for name, cls in classes.items() if cls.fits_on == "estimate"}
-
-
-@dataclass(frozen=True)
-class Requested:
-    """The evaluation documents of all processes, as their requests show them."""
-
-    labels: tuple[str, ...]
-    gold: dict[int, int]
-    """By lm-eval's document id."""
-    prompt: dict[int, str]
-    """A hash of each document's prompt."""
-
-
-def _requested(task: ConfigurableTask, instances: Iterable[Instance]) -> Requested | str:
-    """What will be scored, or why that cannot be calibrated; the same on every process."""
-    of_document: defaultdict[int, list[Instance]] = defaultdict(list)
-    for instance in instances:
-        of_document[instance.doc_id].append(instance)
-    choices: set[tuple[str, ...]] = set()
-    documents: dict[int, tuple[int, str]] = {}
-    for doc_id, requests in of_document.items():
-        requests.sort(key=lambda instance: instance.idx)
-        if "acc_mutual_info" in task._metric_fn_list:  # every choice once more, without a prompt
-            requests = requests[: len(requests) // 2]
-        labels = tuple(instance.args[1].strip() for instance in requests)
-        choices.add(labels)
-        documents[doc_id] = _gold(task.doc_to_target(requests[0].doc), labels), fingerprint([requests[0].args[0]])
-    shards = gather((choices if len(choices) == 1 else None, documents))
-    all_choices = [one for one, _ in shards]
-    if any(one is None or one != all_choices[0] for one in all_choices):
-        return DIFFERENT_CHOICES
-    (labels,) = choices
-    if (obstacle := obstacle_in(labels)) is not None:
-        return obstacle
-    known = {doc_id: one for _, shard in shards for doc_id, one in shard.items()}
-    if len(known) <= max(known):  # stock `--model hf` on several nodes: local rank with global world size
-        return "documents are missing, no process scores them"
-    return Requested(
-        labels,
-        {doc_id: known[doc_id][0] for doc_id in sorted(known)},
-        {doc_id: known[doc_id][1] for doc_id in sorted(known)},
-    )
-
-
-def _gold(target: Any, labels: Sequence[str]) -> int:
-    """Index of the gold label, by lm-eval's rule; a document that has none is wrong in every row."""
-    if isinstance(target, str):
-        return labels.index(target.strip()) if target.strip() in labels else NO_GOLD
-    is_index = isinstance(target, (int, np.integer)) and 0 <= target < len(labels)
-    return int(target) if is_index else NO_GOLD
-
-
-def _plan(task: CrossFitted, found: Requested, *, limit: int | None, samples: Sequence[int] | None) -> Plan:
-    index = sorted(set(samples)) if samples else None  # with --samples, lm-eval numbers the chosen documents anew
-    documents = {
-        doc_id: Document("eval", index[doc_id] if index else doc_id, gold) for doc_id, gold in found.gold.items()
-    }
-    record = {
-        "version": lm_eval_proca.__version__,
-        "labels": list(found.labels),
-        "num_fewshot": task.config.num_fewshot or 0,
-        "seed": task.seed,
-        "eval_rows": len(documents),
-        "limit": limit,
-        "estimate_size": 0,
-        "estimate_source": "evaluation rows, cross-fitted",
-        "prompt_hash": found.prompt[0],
-        "estimate_hash": fingerprint([]),
-        "eval_hash": fingerprint([found.prompt[doc_id], gold] for doc_id, gold in found.gold.items()),
-    }
-    return Plan(documents, {}, record, identity_of_task(task.config.metadata, {}, record), ())

@@ -10,7 +10,10 @@ from typing import Any
 PYTHON = "a task written in Python"
 SEVERAL_INPUTS = "several inputs per document"
 SEVERAL_TARGETS = "several gold labels per document"
-DIFFERENT_CHOICES = "choices differ between documents"
+
+
+class Obstacle(Exception):
+    """What stands in the way of calibrating a task; it then runs unchanged."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +45,16 @@ def judge(config: Mapping[str, Any]) -> Verdict:
     if isinstance(choices, str):
         return Verdict(obstacle="choices come from each document", final=False)
     labels = tuple(str(word) for word in (choices.values() if isinstance(choices, Mapping) else choices))
-    obstacle = obstacle_in(labels)
-    return Verdict(labels=None if obstacle else labels, obstacle=obstacle)
+    try:
+        check_words(labels)
+    except Obstacle as obstacle:
+        return Verdict(obstacle=str(obstacle))
+    return Verdict(labels)
 
 
-def obstacle_in(labels: tuple[str, ...]) -> str | None:
-    """Why a fixed list of labels cannot be calibrated."""
+def check_words(labels: tuple[str, ...]) -> None:
+    """Labels must be told apart."""
     if len(labels) < 2:
-        return "fewer than two labels"
-    return "two labels are written alike" if len({word.strip() for word in labels}) < len(labels) else None
+        raise Obstacle("fewer than two labels")
+    if len({word.strip() for word in labels}) < len(labels):
+        raise Obstacle("two labels are written alike")

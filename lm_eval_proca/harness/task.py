@@ -9,7 +9,6 @@ from typing import Any
 
 import datasets
 import numpy as np
-from lm_eval.api.instance import Instance
 from lm_eval.api.task import ConfigurableTask
 
 from lm_eval_proca.errors import DistributedError, TaskError
@@ -19,6 +18,7 @@ from lm_eval_proca.harness.estimate import UnlabeledDoc
 from lm_eval_proca.harness.filters import give_out
 from lm_eval_proca.harness.outcome import check_scores_dir, fit_scores
 from lm_eval_proca.harness.plan import Plan, make_plan
+from lm_eval_proca.harness.requests import prompt_of, requests_of
 from lm_eval_proca.harness.sampler import OnePromptSampler
 from lm_eval_proca.harness.settings import read_settings, without_settings
 
@@ -168,20 +168,8 @@ class CalibratedTask(ConfigurableTask):
         )
 
     def context(self, doc: Doc, prompt_options: Mapping[str, Any], name: str) -> str:
-        """The prompt of a document that lm-eval does not know; `name` is for the sentence, should it have none."""
-        options = {key: value for key, value in prompt_options.items() if key != "tokenizer_name"}
-        try:
-            return self.fewshot_context(
-                doc, num_fewshot=self.config.num_fewshot or 0, gen_prefix=self.doc_to_prefix(doc), **options
-            )
-        except TaskError:
-            raise
-        except Exception as error:  # of any function or template of the YAML
-            reason = " ".join(str(error).split())
-            raise TaskError(
-                f"{self.config.task}: {name} cannot be put into the prompt ({type(error).__name__}: {reason}); make "
-                f"doc_to_text fit every text, or drop such rows with process_docs."
-            ) from error
+        """The prompt of a document that lm-eval does not know."""
+        return prompt_of(self, doc, prompt_options, name)
 
     # ------------------------------------------------------------------ requests
 
@@ -234,7 +222,8 @@ class CalibratedTask(ConfigurableTask):
             limit=limit, samples=samples, rank=rank, world_size=world_size, cache_requests=False, **prompt_options
         )
         for doc_id in list(plan.calibration_docs)[rank::world_size]:
-            self._instances += self._requests_for(doc_id, prompt_options)
+            doc, name = plan.calibration_docs[doc_id], str(plan.documents[doc_id])
+            self._instances += requests_of(self, doc_id, doc, prompt_options, name)
 
     def _announce(self, cache_requests: bool) -> None:
         task = self.config.task
@@ -247,16 +236,6 @@ class CalibratedTask(ConfigurableTask):
                 task,
             )
         logger.info("%s: about to score %s", task, self.plan.cost)
-
-    def _requests_for(self, doc_id: int, prompt_options: Mapping[str, Any]) -> list[Instance]:
-        doc = self.plan.calibration_docs[doc_id]
-        return self.construct_requests(
-            doc=doc,
-            ctx=self.context(doc, prompt_options, str(self.plan.documents[doc_id])),
-            metadata=(self.config["task"], doc_id, self.config.repeats),
-            apply_chat_template=prompt_options.get("apply_chat_template", False),
-            chat_template=prompt_options.get("chat_template"),
-        )
 
     # ------------------------------------------------------------------ results
 

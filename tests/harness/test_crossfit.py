@@ -31,8 +31,9 @@ dataset_kwargs:
   data_files:
     test: {data}/{rows}.jsonl
     dev: {data}/dev.jsonl
+    train: {data}/train.jsonl
 test_split: test
-fewshot_split: dev
+fewshot_split: {fewshot_split}
 output_type: {output_type}
 doc_to_text: "{{{{sentence}}}}\\nAnswer:"
 doc_to_target: {target}
@@ -81,17 +82,17 @@ def quizzes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, count in {"many": 120, "few": 45, "handful": 9, "dev": 20}.items():
         rows = [{**row, "label": i % 3, "options": ["A", "B", "C"]} for i, row in enumerate(made_sentences(count, 7))]
         write_jsonl(folder / f"{name}.jsonl", rows)
+    rows = [{**row, "label": i % 3, "options": []} for i, row in enumerate(made_sentences(200, 8))]
+    write_jsonl(folder / "train.jsonl", rows)
     write_jsonl(
         folder / "mixed.jsonl", [{**row, "options": [["A", "B"], ["B", "A"]][i % 2]} for i, row in enumerate(rows)]
     )
     (folder / "functions.py").write_text(FUNCTIONS)
-    letters = '["A", "B", "C"]'
+    usual = {"data": folder, "rows": "few", "fewshot_split": "dev", "output_type": "multiple_choice", "target": "label"}
+    usual |= {"choices": '["A", "B", "C"]', "more": ACCURACY}
 
-    def write(name: str, *, rows="few", output_type="multiple_choice", target="label", choices=letters, more=ACCURACY):
-        text = QUIZ.format(
-            name=name, data=folder, rows=rows, output_type=output_type, target=target, choices=choices, more=more
-        )
-        (folder / f"{name}.yaml").write_text(text)
+    def write(name: str, **changed: str) -> None:
+        (folder / f"{name}.yaml").write_text(QUIZ.format(**{**usual, **changed, "name": name}))
 
     write("quiz_many", rows="many")
     write("quiz_few")
@@ -102,6 +103,8 @@ def quizzes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write("quiz_words", target="\"{{['A', 'B', 'C'][label]}}\"")
     write("quiz_first", more=f"{ACCURACY}\nfewshot_config: {{sampler: first_n}}")
     write("quiz_information", more="metric_list: [{metric: acc}, {metric: acc_mutual_info}, {metric: brier_score}]")
+    write("quiz_train", fewshot_split="train")
+    write("quiz_train_first", fewshot_split="train", more=f"{ACCURACY}\nfewshot_config: {{sampler: first_n}}")
     write("quiz_lengths", more="metric_list: [{metric: acc_norm}]")
     write("no_mixed", rows="mixed", choices="options")
     write("no_lengths", choices="!function functions.two_or_three")
@@ -319,3 +322,61 @@ def test_one_and_two_processes_and_the_logged_samples_agree(
             assert again == {name: numbers[processes][task][f"acc,{name}"] for name in ("none", *OURS)}
     assert {key for key in numbers[1]["weighted"] if key.startswith("acc,")} == {"acc,none", "acc,bc", "acc,proca"}
     assert numbers[1] == numbers[2]
+
+
+class TestRowsOfAnotherSplit:
+    """`proca.estimate_split`: unlabeled rows are scored too, as for the nine tasks."""
+
+    def test_they_are_what_calibrators_are_fitted_on(self, evaluate, tmp_path: Path, caplog):
+        caplog.set_level("INFO")
+        plain_lm, lm = Biased(), Biased()
+        plain = evaluate("quiz_train", calibrate=False, lm=plain_lm)
+        settings = {"estimate_split": "train", "estimate_size": 60, "scores_dir": str(tmp_path)}
+        ours = evaluate("quiz_train", lm=lm, settings=settings)
+        assert raw_of(ours, "quiz_train") == plain["results"]["quiz_train"]
+        assert (plain_lm.asked, lm.asked) == (45 * 3, (45 + 60) * 3)
+        (file,) = tmp_path.glob("*.parquet")
+        table = ScoreTable.load(file)
+        evaluated, unlabeled = (log_softmax(table.scores_of(role), axis=1) for role in ("eval", "estimate"))
+        predicted = np.argmax(evaluated - unlabeled.mean(axis=0), axis=1)
+        assert ours["results"]["quiz_train"]["acc,bc"] == np.mean(predicted == table.gold_of("eval"))
+        assert "calibrated rows for 1 task (quiz_train), fitted on unlabeled rows of the split train" in caplog.text
+        assert "proca.calibrate: 180 requests more than without it" in caplog.text
+
+    @pytest.mark.parametrize("more", ["", "fewshot_config: {sampler: first_n}"])
+    def test_no_row_is_evaluated_or_a_demonstration(self, quizzes, more):
+        """Demonstrations come from the same split; the raw requests stay as they are, also in a second evaluation."""
+        name = "quiz_train_first" if more else "quiz_train"
+        requests = []
+        for settings in ({}, {"proca.calibrate": True, "proca.estimate_split": "train", "proca.estimate_size": 60}):
+            manager = TaskManager(include_path=str(quizzes), include_defaults=False, metadata=settings)
+            task = manager.load(name)["tasks"][name]
+            task.set_config("num_fewshot", 3)
+            task.set_fewshot_seed(1)
+            task.build_all_requests()
+            requests.append([one.args for one in task.instances])
+        plain, ours = requests
+        assert ours[: len(plain)] == plain
+        further = {context for context, _ in ours[len(plain) :]}
+        assert len(further) == 60
+        scored = {context.split("\n\n")[-1] for context in further}
+        shown = {part.rpartition("\n")[0] for context in further for part in context.split("\n\n")[:-1]}
+        assert not {text.rpartition("\n")[0] for text in scored} & shown
+        assert not scored & {context.split("\n\n")[-1] for context, _ in plain}
+        assert len(shown) == 3 if more else len(shown) > 20
+
+    @pytest.mark.parametrize(
+        ("split", "reason"),
+        [
+            ("unlabeled", "no split unlabeled"),
+            ("test", "the split test is the evaluated one"),
+            ("dev", "the split dev has only 0 usable rows"),
+        ],
+    )
+    def test_without_such_rows_evaluation_rows_are_cross_fitted(self, evaluate, few, caplog, split, reason):
+        caplog.set_level("INFO")
+        lm = Biased()
+        results = evaluate("quiz_few", lm=lm, settings={"estimate_split": split})
+        assert results["results"]["quiz_few"] == few
+        assert lm.asked == 45 * 3
+        assert f"fitted on their own evaluation rows with no further request ({reason})" in caplog.text
