@@ -21,7 +21,10 @@ def task_configs_path() -> str:
 
 
 def _add_tasks(manager):
-    """Let TaskManager read our folder after the built-in tasks and before the user's include_path."""
+    """Let TaskManager read our folder after the built-in tasks and before the user's include_path.
+
+    And let it calibrate what it loads where `--metadata proca.calibrate=true` asks for it.
+    """
     import functools
     import inspect
 
@@ -43,7 +46,19 @@ def _add_tasks(manager):
         plain_init(*call.args, **call.kwargs)
         self.include_path = given
 
+    plain_load = manager.TaskManager.load
+
+    @functools.wraps(plain_load)
+    def load_calibrated(self, *args, **kwargs):
+        loaded = plain_load(self, *args, **kwargs)
+        if _has_settings(self.metadata):
+            from lm_eval_proca.harness.crossfit import calibrate_loaded
+
+            calibrate_loaded(loaded, self.metadata)
+        return loaded
+
     manager.TaskManager.__init__ = init_with_our_tasks
+    manager.TaskManager.load = load_calibrated
 
 
 def _with_our_folder(include_path):
@@ -57,9 +72,13 @@ def _with_our_folder(include_path):
     return [ours, *given]
 
 
+def _has_settings(metadata):
+    return any(str(key).partition(".")[0] == "proca" for key in metadata or ())
+
+
 def _check_settings(metadata):
     """Tell a mistake in `--metadata proca.…` now: lm-eval loads the model before it reads the tasks."""
-    if any(str(key).partition(".")[0] == "proca" for key in metadata or ()):
+    if _has_settings(metadata):
         from lm_eval_proca.harness.settings import settings_of_run
 
         settings_of_run(metadata)

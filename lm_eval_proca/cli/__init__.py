@@ -21,6 +21,7 @@ COMMANDS = {
     "demo": "lm_eval_proca.cli.demo",
     "generate": "lm_eval_proca.cli.generate",
     "sweep": "lm_eval_proca.cli.sweep",
+    "tasks": "lm_eval_proca.cli.tasks",
     "tasks-path": "lm_eval_proca.cli.tasks_path",
 }
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import filter as matching
 from pathlib import Path
+from typing import Any
 
 from lm_eval.tasks import TaskManager
 
@@ -32,6 +33,20 @@ def find_task_files(names: Sequence[str], include_path: Sequence[str] = ()) -> d
     return found
 
 
+def find_task_configs(name: str, include_path: Sequence[str] = ()) -> dict[str, Mapping[str, Any]]:
+    """The configuration of every task that a task, group, tag or pattern stands for, as its YAML files have it."""
+    index = _index([task_configs_path(), *include_path], include_defaults=True)
+    tasks = {key for key, entry in index.items() if entry.kind.name in ("TASK", "PY_TASK")}
+    found: dict[str, Path] = {}
+    for key in [name] if name in index else matching(tasks, name):
+        _expand(key, index, found)
+    if not found:
+        raise TaskError(
+            f"There is no task {name}; a pattern such as 'mmlu*' needs quotes, --include_path DIR adds yours."
+        )
+    return {key: index[key].cfg for key in found}
+
+
 def find_single_task(name: str, include_path: Sequence[str] = ()) -> tuple[str, Path]:
     """One task and its YAML file; a group or a pattern that stands for several is refused."""
     found = find_task_files([name], include_path)
@@ -49,7 +64,7 @@ def _expand(name: str, index: dict, found: dict[str, Path]) -> None:
     if entry is None:
         raise TaskError(f"A group names the task {name}, which is in none of the task folders.")
     if entry.kind.name == "GROUP":
-        members: Iterable[str] = [m if isinstance(m, str) else m.get("task") or m["group"] for m in entry.cfg["task"]]
+        members: Iterable[str] = _members(entry.cfg["task"])
     elif entry.kind.name == "TAG":
         members = sorted(entry.tags)
     else:
@@ -57,3 +72,14 @@ def _expand(name: str, index: dict, found: dict[str, Path]) -> None:
         return
     for member in members:
         _expand(member, index, found)
+
+
+def _members(members: str | Iterable[Any]) -> Iterator[str]:
+    """Names in a group; it may hold further groups that have no file of their own."""
+    for member in [members] if isinstance(members, str) else members:
+        if isinstance(member, str):
+            yield member
+        elif isinstance(inner := member.get("task", member.get("group")), list):
+            yield from _members(inner)
+        else:
+            yield inner

@@ -17,6 +17,7 @@ MEANINGLESS_METRICS = {
     "acc_bytes": "it divides scores by label length",
     "acc_mutual_info": "it needs unconditional scores, which are not calibrated",
     "exact_match": "it looks at the model's greedy token, not at scores",
+    "likelihood": "it is a likelihood of the model",
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -34,22 +35,24 @@ def content_free_docs(
     return [UnlabeledDoc({**blank, **dict.fromkeys(text_fields, text)}) for text in CONTENT_FREE_TEXTS]
 
 
-def draw_estimate_rows(
-    pool: Sequence[Mapping[str, Any]], size: int, seed: int, *, task: str, allowed: Callable[[Mapping[str, Any]], bool]
+def draw_rows(
+    pool: Sequence[Mapping[str, Any]], size: int, seed: int | None, *, allowed: Callable[[Any], bool]
 ) -> list[int]:
-    """Indices of a seeded random sample of `pool`, skipping rows that are evaluated or demonstrated.
+    """Indices of a seeded random sample of the allowed rows of `pool`: `size` of them, or as many as there are.
 
     The seed is mixed with a word, so that demonstrations and estimate rows drawn with the same seed from the same
     split are independent draws. A larger set contains a smaller one of the same seed.
     """
     order = list(range(len(pool)))
     Random(f"estimate-{seed}").shuffle(order)
-    rows: list[int] = []
-    for i in order:
-        if len(rows) == size:
-            break
-        if allowed(pool[i]):
-            rows.append(i)
+    return list(islice((i for i in order if allowed(pool[i])), size))
+
+
+def draw_estimate_rows(
+    pool: Sequence[Mapping[str, Any]], size: int, seed: int, *, task: str, allowed: Callable[[Any], bool]
+) -> list[int]:
+    """Exactly `size` rows, skipping those that are evaluated or demonstrated."""
+    rows = draw_rows(pool, size, seed, allowed=allowed)
     if len(rows) < size:
         raise TaskError(
             f"{task}: estimate_size is {size}, but the estimate split has only {len(rows)} rows that are neither "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from lm_eval.api.filter import Filter
 from lm_eval.api.registry import filter_registry
@@ -35,14 +35,24 @@ class CalibrationFilter(Filter):
         )
 
 
+class CalibratedResponse(NamedTuple):
+    """What a calibrated filter has for one label: lm-eval's own pair, of a type that tells it from the model's."""
+
+    score: float
+    is_greedy: bool
+
+
 def give_out(name: str, fit: Fit, instances: Iterable[Instance], documents: Mapping[int, Document]) -> None:
     """Calibrated scores to the evaluation requests of this process, as the responses of the filter `name`."""
     row = {index: number for number, index in enumerate(fit.documents)}
+    labels = fit.log_proba.shape[1]
     for instance in instances:
         document = documents[instance.doc_id]
         if document.role == "eval":
-            _, is_greedy = instance.resps[0]
-            instance.filtered_resps[name] = (float(fit.log_proba[row[document.index], instance.idx]), is_greedy)
+            raw, is_greedy = instance.resps[0]
+            # Requests beyond the labels are those of acc_mutual_info; nobody reads them in a calibrated row.
+            score = fit.log_proba[row[document.index], instance.idx] if instance.idx < labels else raw
+            instance.filtered_resps[name] = CalibratedResponse(float(score), is_greedy)
 
 
 for _name in CALIBRATORS:

@@ -35,7 +35,7 @@ class Plan:
 
     documents: dict[int, Document]
     """Every document of every process, by the id that it has in lm-eval."""
-    calibration_docs: dict[int, UnlabeledDoc]
+    calibration_docs: Mapping[int, dict[str, Any]]
     """Those that calibrators are fitted on; their ids come after those of all evaluation documents."""
     record: dict[str, Any]
     """What the results file and the score table say about this run."""

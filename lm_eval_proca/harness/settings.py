@@ -48,6 +48,9 @@ class Settings:
 
 KNOWN = tuple(field.name for field in fields(Settings))
 
+CALIBRATE = "calibrate"
+"""`--metadata proca.calibrate=true` calibrates lm-eval's own tasks too: a word about a run, not about a task."""
+
 
 def read_settings(task: str, block: Any, metadata: Mapping[str, Any]) -> Settings:
     """The YAML block of a task, overridden by the run's metadata, overridden by nothing."""
@@ -63,7 +66,8 @@ def read_settings(task: str, block: Any, metadata: Mapping[str, Any]) -> Setting
     given = {key: _typed(task, key, value) for key, value in block.items()}
     if os.environ.get(DATA_DIR_VARIABLE):
         given["data_dir"] = os.environ[DATA_DIR_VARIABLE]
-    return Settings(**{**given, **settings_of_run(metadata, source=task)})
+    of_run = settings_of_run(metadata, source=task)
+    return Settings(**{**given, **{key: value for key, value in of_run.items() if key != CALIBRATE}})
 
 
 def settings_of_run(metadata: Mapping[str, Any], *, source: str = "--metadata") -> dict[str, Any]:
@@ -77,8 +81,9 @@ def settings_of_run(metadata: Mapping[str, Any], *, source: str = "--metadata") 
         raise TaskError(f"{source}: the metadata key `{PREFIX}` must be a mapping, got {nested!r}.")
     flat = {key[len(PREFIX) + 1 :]: value for key, value in metadata.items() if key.startswith(f"{PREFIX}.")}
     given = {**nested, **flat}
-    if unknown := sorted(f"{PREFIX}.{key}" for key in set(map(str, given)) - set(KNOWN)):
-        raise TaskError(f"{source}: unknown setting {', '.join(unknown)}; the known ones are {', '.join(KNOWN)}.")
+    known = (*KNOWN, CALIBRATE)
+    if unknown := sorted(f"{PREFIX}.{key}" for key in set(map(str, given)) - set(known)):
+        raise TaskError(f"{source}: unknown setting {', '.join(unknown)}; the known ones are {', '.join(known)}.")
     return {key: _typed(source, key, value) for key, value in given.items()}
 
 
@@ -88,6 +93,10 @@ def without_settings(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _typed(source: str, key: str, value: Any) -> Any:
+    if key == CALIBRATE:
+        if not isinstance(value, bool):
+            raise TaskError(f"{source}: calibrate must be true or false, got {value!r}.")
+        return value
     if value is None:
         if getattr(Settings, key) is not None:
             raise TaskError(f"{source}: {key} must have a value, got null; leave it out for its default.")

@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import datasets
 import numpy as np
-from lm_eval.api.instance import Instance
 from lm_eval.api.task import ConfigurableTask
 
-import lm_eval_proca
-from lm_eval_proca.errors import DistributedError, ProcaError, TaskError
-from lm_eval_proca.fitting import fit_all
+from lm_eval_proca.errors import DistributedError, TaskError
 from lm_eval_proca.harness.config import calibrators_of, check_config, check_labels, default_filters
 from lm_eval_proca.harness.data import check_dataset, fixed_part, local_folder, read_folder
 from lm_eval_proca.harness.estimate import UnlabeledDoc
 from lm_eval_proca.harness.filters import give_out
-from lm_eval_proca.harness.gather import compute_once, gather, is_first_process
+from lm_eval_proca.harness.outcome import check_scores_dir, fit_scores
 from lm_eval_proca.harness.plan import Plan, make_plan
+from lm_eval_proca.harness.requests import prompt_of, requests_of
 from lm_eval_proca.harness.sampler import OnePromptSampler
 from lm_eval_proca.harness.settings import read_settings, without_settings
-from lm_eval_proca.harness.shards import merge, score_table, scored_documents
-from lm_eval_proca.identity import score_table_name
-from lm_eval_proca.score_table import ScoreTable
 
 logger = logging.getLogger("lm_eval.proca")  # below lm-eval's own logger, the only one that its command shows
 
@@ -175,20 +168,8 @@ class CalibratedTask(ConfigurableTask):
         )
 
     def context(self, doc: Doc, prompt_options: Mapping[str, Any], name: str) -> str:
-        """The prompt of a document that lm-eval does not know; `name` is for the sentence, should it have none."""
-        options = {key: value for key, value in prompt_options.items() if key != "tokenizer_name"}
-        try:
-            return self.fewshot_context(
-                doc, num_fewshot=self.config.num_fewshot or 0, gen_prefix=self.doc_to_prefix(doc), **options
-            )
-        except TaskError:
-            raise
-        except Exception as error:  # of any function or template of the YAML
-            reason = " ".join(str(error).split())
-            raise TaskError(
-                f"{self.config.task}: {name} cannot be put into the prompt ({type(error).__name__}: {reason}); make "
-                f"doc_to_text fit every text, or drop such rows with process_docs."
-            ) from error
+        """The prompt of a document that lm-eval does not know."""
+        return prompt_of(self, doc, prompt_options, name)
 
     # ------------------------------------------------------------------ requests
 
@@ -234,14 +215,15 @@ class CalibratedTask(ConfigurableTask):
                 f"{self.config.task}: {evaluated} evaluation documents are fewer than the {world_size} processes "
                 f"that share them; raise --limit or start fewer processes."
             )
-        self._check_scores_dir()
+        check_scores_dir(self.config.task, self.settings.scores_dir)
         if rank == 0:
             self._announce(cache_requests)
         super().build_all_requests(
             limit=limit, samples=samples, rank=rank, world_size=world_size, cache_requests=False, **prompt_options
         )
         for doc_id in list(plan.calibration_docs)[rank::world_size]:
-            self._instances += self._requests_for(doc_id, prompt_options)
+            doc, name = plan.calibration_docs[doc_id], str(plan.documents[doc_id])
+            self._instances += requests_of(self, doc_id, doc, prompt_options, name)
         if any(calibrator.uses_representations for calibrator in self.calibrators.values()) and self.settings.layers:
             for request in self._instances:
                 if request.idx == 0:  # all labels of a document stand behind the same prompt
@@ -259,82 +241,16 @@ class CalibratedTask(ConfigurableTask):
             )
         logger.info("%s: about to score %s", task, self.plan.cost)
 
-    def _check_scores_dir(self) -> None:
-        if self.settings.scores_dir is not None:
-            try:
-                Path(self.settings.scores_dir).expanduser().mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise TaskError(
-                    f"{self.config.task}: proca.scores_dir={self.settings.scores_dir} cannot be a folder for score "
-                    f"tables ({error.strerror}); name another one."
-                ) from error
-
-    def _requests_for(self, doc_id: int, prompt_options: Mapping[str, Any]) -> list[Instance]:
-        doc = self.plan.calibration_docs[doc_id]
-        return self.construct_requests(
-            doc=doc,
-            ctx=self.context(doc, prompt_options, str(self.plan.documents[doc_id])),
-            metadata=(self.config["task"], doc_id, self.config.repeats),
-            apply_chat_template=prompt_options.get("apply_chat_template", False),
-            chat_template=prompt_options.get("chat_template"),
-        )
-
     # ------------------------------------------------------------------ results
 
     def apply_filters(self) -> None:
-        """One table of the scores of all processes, kept if asked; then the fits, and what they make of the scores.
-
-        Scores that cannot be calibrated cost the calibrated rows of this task, never the raw row or another task.
-        """
-        documents = self.plan.documents
-        shards = gather(scored_documents(self._instances, documents))
-        scored = merge(shards, documents.values(), task=self.task_name)
-        cut = [one.truncated for one in scored if one.truncated is not None]
-        record = {**self.plan.record, "truncated_prompts": sum(cut) if cut else None}
-        table = score_table(scored, self._table_metadata(record))
-        if self.settings.scores_dir is not None:
-            self._keep(table, Path(self.settings.scores_dir).expanduser())
-
-        # Made once and handed to all processes: a tie within rounding is decided the same way everywhere.
-        fits, failures = compute_once(lambda: fit_all(table, self.calibrators))
+        """The fits, and what they make of the scores, as responses of their filters."""
+        filters = {entry["name"]: entry["filter"] for entry in self.config.filter_list}
+        fits, failures = fit_scores(
+            self, self.plan, self.calibrators, filters=filters, scores_dir=self.settings.scores_dir
+        )
         for ensemble in self._filters:
             if ensemble.name in fits:
-                give_out(ensemble.name, fits[ensemble.name], self._instances, documents)
+                give_out(ensemble.name, fits[ensemble.name], self._instances, self.plan.documents)
             elif ensemble.name not in failures:
                 ensemble.apply(self._instances)
-        self._log_failures(failures)
-        record["fits"] = {name: fit.calibrator.fit_report() for name, fit in fits.items()}
-        record["not_calibrated"] = failures
-        self.config.metadata["proca"] = record  # lm-eval writes the metadata into its results file
-
-    def _log_failures(self, failures: Mapping[str, str]) -> None:
-        if is_first_process():
-            for reason in dict.fromkeys(failures.values()):
-                names = [name for name, given in failures.items() if given == reason]
-                logger.warning("%s: no row for %s: %s", self.config.task, ", ".join(names), reason)
-
-    def _keep(self, table: ScoreTable, folder: Path) -> None:
-        """Write the score table; a full disk must not cost the results of all tasks."""
-        try:
-            path = compute_once(lambda: table.save(folder / score_table_name(table.metadata)))
-        except (OSError, ProcaError) as error:  # the latter where another process has failed
-            logger.error("%s: the score table cannot be written to %s (%s)", self.config.task, folder, error)
-        else:
-            if is_first_process():
-                logger.info("%s: score table written to %s", self.config.task, path)
-
-    def _table_metadata(self, record: Mapping[str, Any]) -> dict[str, Any]:
-        return {
-            **record,
-            "task": self.config.task,
-            "task_version": self.VERSION,
-            **self.plan.origin,
-            "filters": {entry["name"]: entry["filter"] for entry in self.config.filter_list},
-            "versions": {
-                "lm-eval-proca": lm_eval_proca.__version__,
-                **{
-                    name: importlib.metadata.version(name)
-                    for name in ("lm-eval", "transformers", "torch", "scikit-learn")
-                },
-            },
-        }

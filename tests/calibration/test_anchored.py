@@ -167,10 +167,10 @@ class TestEvidence:
     def test_a_label_that_emptied_returns_the_anchor(self) -> None:
         """Two kinds of documents, three labels: with weights that are learned and no anchor to hold it, one goes."""
         rng = np.random.default_rng(0)
-        kind = np.arange(400) % 2
-        scores = np.column_stack([2 * (kind == 0), 2 * (kind == 1), np.zeros(400)])
-        scores = scores + rng.normal(size=(400, 3)) * [1, 1, 0.3]
-        hidden = rng.normal(size=(1, 400, 32)) + 2 * kind[:, None] * (np.arange(32) < 4)
+        kind = np.arange(600) % 2
+        scores = np.column_stack([4 * (kind == 0), 4 * (kind == 1), np.zeros(600)])
+        scores = scores + rng.normal(size=(600, 3)) * [1, 1, 0.3]
+        hidden = rng.normal(size=(1, 600, 32)) + 2 * kind[:, None] * (np.arange(32) < 4)
         free = RepresentationCalibrator(anchor_strength=0, prior="estimated", max_iter=200)
         calibrator = free.fit(scores, representations=hidden)
         assert calibrator.smallest_share_ < 0.25

@@ -119,6 +119,7 @@ def test_a_mistake_ends_the_command_with_its_sentence(lm_eval, arguments, senten
     [
         ("proca.estimat_size=3", r"unknown setting proca.estimat_size; the known ones are estimate_split, "),
         ("proca.estimate_size=many", r"estimate_size must be a whole number of at least 1, got 'many'"),
+        ("proca.calibrate=yes", r"calibrate must be true or false, got 'yes'"),
         ("proca=3", r"the metadata key `proca` must be a mapping, got 3"),
     ],
 )

@@ -67,3 +67,9 @@ def test_a_setting_without_its_prefix_is_noticed(caplog: pytest.LogCaptureFixtur
     with caplog.at_level("WARNING", logger="lm_eval.proca"):
         assert read_settings("t", {}, {"estimate_size": 40}).estimate_size == 500
     assert "did you mean proca.estimate_size?" in caplog.text
+
+
+def test_calibrate_is_a_word_about_the_run_not_about_a_task():
+    assert read_settings("t", {}, {"proca.calibrate": True}) == read_settings("t", {}, {})
+    with pytest.raises(TaskError, match="unknown setting calibrate in the `calibration:` block"):
+        read_settings("t", {"calibrate": True}, {})

@@ -1,0 +1,54 @@
+"""``lm-eval-proca tasks``: which tasks can be calibrated, from their YAML files alone."""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+HELP = "list the tasks of lm-eval that can be calibrated, and why the others cannot; no dataset is loaded"
+
+SPLITS = ("training_split", "validation_split", "test_split", "fewshot_split")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("pattern", nargs="?", default="*", metavar="PATTERN", help="a task, group, tag or pattern, e.g. 'mmlu*'")
+    add("--include_path", action="append", default=[], metavar="DIR", help="a folder of YAMLs of your own; repeatable")
+
+
+def run(args: argparse.Namespace) -> int:
+    from lm_eval_proca.experiments.task_files import find_task_configs
+    from lm_eval_proca.harness.fixed_labels import judge
+    from lm_eval_proca.report.tabular import text_table
+
+    configs = find_task_configs(args.pattern, args.include_path)
+    verdicts = {name: judge(config) for name, config in sorted(configs.items())}
+    rows = []
+    for name, verdict in verdicts.items():
+        answer = "yes" if verdict.labels else "no" if verdict.final else "the run decides"
+        rows.append(
+            {
+                "task": name,
+                "calibrated": answer,
+                "labels": len(verdict.labels) if verdict.labels else None,
+                "splits": _splits(configs[name]),
+                "why": verdict.obstacle,
+            }
+        )
+    print(text_table(rows))
+    sizes = Counter(len(verdict.labels) for verdict in verdicts.values() if verdict.labels)
+    obstacles = Counter((not verdict.final, verdict.obstacle) for verdict in verdicts.values() if verdict.obstacle)
+    by_size = ", ".join(f"{count} with {labels} labels" for labels, count in sorted(sizes.items()))
+    print(
+        f"\n{sizes.total()} of {len(rows)} tasks have one fixed list of labels and can be calibrated: {by_size or '-'}"
+    )
+    for (open_, obstacle), count in sorted(obstacles.items(), key=lambda item: -item[1]):
+        print(f"{count}: {obstacle}{'; calibrated if they turn out the same for all documents of a run' * open_}")
+    return 0
+
+
+def _splits(config: Mapping[str, Any]) -> str:
+    """Without repetition: lm-eval evaluates on the test split, else on the validation split."""
+    return ", ".join(dict.fromkeys(str(config[key]) for key in SPLITS if config.get(key)))
