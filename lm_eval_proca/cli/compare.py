@@ -6,13 +6,18 @@ import argparse
 import importlib
 import os
 import sys
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lm_eval_proca.errors import ResultsError
 from lm_eval_proca.report.tabular import write_file
+from lm_eval_proca.run_files import result_files, samples_file
 
 if TYPE_CHECKING:
     from lm_eval_proca.report.comparison import Report
+    from lm_eval_proca.report.results import Notice
 
 HELP = "compare models and calibrators: the paper's table and a leaderboard from result folders"
 
@@ -54,7 +59,9 @@ def run(args: argparse.Namespace) -> int:
     # SciPy takes a second to import; `--help` and usage errors need not wait for it.
     from lm_eval_proca.report.comparison import compare
 
-    report = compare(args.folders, args.tasks.split(","))
+    patterns = args.tasks.split(",")
+    with tempfile.TemporaryDirectory() as folder:
+        report = compare(*_with_calibrated_rows(args.folders, patterns, Path(folder)))
     format_ = args.format or SUFFIXES.get(Path(args.output or "").suffix.lower(), "terminal")
     _write_tables(report, format_, args.output)
     if args.html is not None:
@@ -64,6 +71,67 @@ def run(args: argparse.Namespace) -> int:
         print(f"page written to {args.html}", file=sys.stderr)
     _say(report, shown=args.output is None and format_ in WITH_NOTICES)
     return SOMETHING_SKIPPED if report.damaged else 0
+
+
+def _with_calibrated_rows(
+    folders: Sequence[str], patterns: Sequence[str], made: Path
+) -> tuple[list[Path], Sequence[str], list[Notice]]:
+    """Results files to compare: those that have sample logs and no calibrated rows are calibrated in `made`."""
+    from lm_eval_proca.cli.calibrate_runs import progress
+    from lm_eval_proca.experiments.finished_runs import (
+        FittedTask,
+        calibrate_run,
+        read_document,
+        why_unchanged,
+        write_answers,
+        write_document,
+    )
+    from lm_eval_proca.experiments.recalibration import calibrators_of_samples
+    from lm_eval_proca.report.results import Notice, matches
+
+    found: list[Path] = []
+    notices: list[Notice] = []
+    calibrated = 0
+    files = result_files(folders)
+    with progress(files) as done:
+        for number, file in enumerate(files):
+            try:
+                document = read_document(file)
+            except ResultsError:
+                found.append(file)  # for the comparison to name
+                continue
+            possible = {
+                task
+                for task in document["configs"]
+                if matches(task, patterns)
+                and why_unchanged(document, task) is None
+                and samples_file(file, task).is_file()
+            }
+            if not possible:
+                found.append(file)
+                continue
+            copy = made / str(number) / file.name
+
+            def keep(task: FittedTask, folder: Path = copy.parent) -> None:
+                write_answers(task, folder / task.samples.name)
+
+            run = calibrate_run(file, calibrators_of_samples(), wanted=possible.__contains__, keep=keep, done=done)
+            calibrated += len(run.calibrated)
+            for task in set(document["configs"]) - possible:
+                if (log := samples_file(file, task)).is_file():
+                    (copy.parent / log.name).symlink_to(log.resolve())
+            for one in run.skipped:
+                kind = "damaged" if one.damaged else "left out"
+                notices.append(Notice(kind, f"{one.task} of {file} was skipped: {one.reason}."))
+                del run.document["configs"][one.task]
+            write_document(run.document, copy)
+            found.append(copy)
+    if calibrated:
+        text = (
+            f"{calibrated} results were calibrated here from their sample logs, cross-fitted on their evaluation rows; "
+        )
+        notices.insert(0, Notice("calibrated", text + "`lm-eval-proca calibrate --output DIR` does that once for all."))
+    return found, patterns, notices
 
 
 def _write_tables(report: Report, format_: str, output: str | None) -> None:

@@ -51,8 +51,8 @@ class Report:
         return sorted(found)
 
 
-def compare(folders: Iterable[str | Path], tasks: Iterable[str] = ("*",)) -> Report:
-    """Read result folders and work out everything the tables show."""
+def compare(folders: Iterable[str | Path], tasks: Iterable[str] = ("*",), known: Sequence[Notice] = ()) -> Report:
+    """Read result folders and work out everything the tables show; `known` is what was noticed before."""
     results = read_results(folders, tasks)
     short = short_model_names(run.model for run in results.runs)
     runs = [replace(run, model=short[run.model]) for run in results.runs]
@@ -63,7 +63,7 @@ def compare(folders: Iterable[str | Path], tasks: Iterable[str] = ("*",)) -> Rep
         leaderboard([block for block in blocks if block.shots == shots], answers)
         for shots in sorted({block.shots for block in blocks})
     ]
-    notices = [*results.notices, *answers.notices(), *about_columns, *about_gaps]
+    notices = [*known, *results.notices, *answers.notices(), *about_columns, *about_gaps]
     return Report(blocks, boards, notices, {name: full for full, name in short.items()})
 
 

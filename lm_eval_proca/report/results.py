@@ -19,13 +19,11 @@ from typing import Any, NamedTuple
 from lm_eval_proca.calibration.registry import CALIBRATORS, get_calibrator
 from lm_eval_proca.errors import ResultsError
 from lm_eval_proca.identity import BACKEND, IDENTITY_FILE, Part, digest, model_identity, weights_and_rest
+from lm_eval_proca.run_files import result_files, samples_file
 
 METRIC = "acc"
 RAW = "none"
 """The filter of what lm-eval reports without calibration."""
-
-# lm-eval writes results_<date>.json into a folder, or <stem>_<date>.json where --output_path is a JSON file.
-RESULT_FILE = re.compile(r"(results|.+_(?P<date>\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d(\.\d+)?))\.json", re.DOTALL)
 
 OF_THE_PROMPT = (
     "description", "doc_to_text", "doc_to_target", "doc_to_choice", "process_docs", "target_delimiter",
@@ -67,9 +65,7 @@ class Run:
     @property
     def samples_file(self) -> Path:
         """Where `--log_samples` put the documents of this run."""
-        match = RESULT_FILE.fullmatch(self.file.name)
-        date = match["date"] if match else None
-        return self.file.parent / f"samples_{self.task}_{date}.jsonl"
+        return samples_file(self.file, self.task)
 
 
 class Notice(NamedTuple):
@@ -92,7 +88,7 @@ def read_results(folders: Iterable[str | Path], tasks: Iterable[str] = ("*",)) -
     results = Results()
     patterns = list(tasks)
     without_calibration: Counter[str] = Counter()
-    for file in _result_files(folders):
+    for file in result_files(folders):
         try:
             document = json.loads(file.read_text(encoding="utf-8"))
             runs, only_raw = _runs_of(file, document)
@@ -124,12 +120,14 @@ def short_task_name(task: str) -> str:
     return task.removeprefix("proca_")
 
 
+def matches(task: str, patterns: Iterable[str]) -> bool:
+    """Whether one of the patterns is for this task, by its long or its short name."""
+    return any(fnmatchcase(task, pattern) or fnmatchcase(short_task_name(task), pattern) for pattern in patterns)
+
+
 def _matching(names: Iterable[str], patterns: Iterable[str], notices: list[Notice]) -> set[str]:
     """The names that are asked for; a pattern that matches none of them is said."""
-    found = {
-        pattern: {name for name in names if fnmatchcase(name, pattern) or fnmatchcase(short_task_name(name), pattern)}
-        for pattern in patterns
-    }
+    found = {pattern: {name for name in names if matches(name, [pattern])} for pattern in patterns}
     unmatched = ", ".join(repr(pattern) for pattern, matching in found.items() if not matching)
     if names and unmatched:
         text = f"No task matches {unmatched}; there are: {', '.join(sorted(map(short_task_name, names)))}."
@@ -142,31 +140,6 @@ def _matching(names: Iterable[str], patterns: Iterable[str], notices: list[Notic
 def _nothing_to_compare(text: str, notices: Iterable[Notice]) -> ResultsError:
     """What was skipped may be what was wanted."""
     return ResultsError(" ".join([text, *(notice.text for notice in notices)]))
-
-
-def _result_files(folders: Iterable[str | Path]) -> list[Path]:
-    files: dict[Path, Path] = {}
-    for folder in map(Path, folders):
-        if folder.is_file():
-            found = [folder]
-        elif folder.is_dir():
-            # Names with a leading dot are unfinished work of somebody.
-            found = [
-                path
-                for path in sorted(folder.rglob("*.json"))
-                if RESULT_FILE.fullmatch(path.name)
-                and not any(part.startswith(".") for part in path.relative_to(folder).parts)
-            ]
-        else:
-            raise ResultsError(f"There is no folder {folder}; give folders that `lm_eval --output_path` wrote.")
-        if not found:
-            raise ResultsError(
-                f"{folder} holds no results_DATE.json with a date as in results_2026-01-31T12-00-00.json; give folders "
-                f"that `lm_eval --output_path` wrote, or renamed files themselves."
-            )
-        for path in found:
-            files.setdefault(path.resolve(), path)
-    return list(files.values())
 
 
 def _runs_of(file: Path, document: Any) -> tuple[list[Run], list[str]]:

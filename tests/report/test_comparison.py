@@ -253,7 +253,7 @@ def test_generated_estimate_sets_stand_beside_the_sampled(write_result):
         accuracy={**filters, "proca": 0.8}, estimate_source="file:generated.jsonl", estimate_size=57
     ).parent
     report = compare([folder])
-    assert report.methods == ["raw", "conca", "bc", "bc-g", "proca-g", "proca"]
+    assert report.methods == ["raw", "bc", "bc-g", "conca", "proca-g", "proca"]
     assert [dataset.name for dataset in report.datasets_of("org/model")] == ["sst2"]
     assert accuracy_of(report, "sst2", "proca-g").mean == 0.8
     assert accuracy_of(report, "sst2", "proca").mean == 0.9
