@@ -218,8 +218,8 @@ def label_bias(gold: np.ndarray, proba: np.ndarray, predicted: np.ndarray) -> La
         mean_probability=proba.mean(axis=0).tolist() if finite else None,
         predicted_share=(counts.sum(axis=0) / len(gold)).tolist(),
         gold_share=(counts.sum(axis=1) / len(gold)).tolist(),
-        recall=_recalls(counts),
-        recall_sd=recall_sd(counts),
+        recall=recalls(counts),
+        recall_sd=recall_sd(recalls(counts)),
     )
 
 
@@ -228,18 +228,19 @@ def confusion(gold: np.ndarray, predicted: np.ndarray, labels: int) -> np.ndarra
     return confusion_matrix(gold, predicted, labels=range(labels))
 
 
-def recall_sd(counts: np.ndarray) -> float | None:
+def recalls(counts: np.ndarray) -> list[float | None]:
+    """Share of the documents of each gold label that get it; None for a label that no document has."""
+    hits, documents = np.diagonal(counts).tolist(), counts.sum(axis=1).tolist()
+    return [hit / of if of else None for hit, of in zip(hits, documents, strict=True)]
+
+
+def recall_sd(recall: Iterable[float | None]) -> float | None:
     """Standard deviation of recall over the labels that occur: 0 without selection bias (Zheng et al., 2024).
 
     The labels are all there are, not a sample of labels, so their number stands in the denominator.
     """
-    recalls = [one for one in _recalls(counts) if one is not None]
-    return statistics.pstdev(recalls) if recalls else None
-
-
-def _recalls(counts: np.ndarray) -> list[float | None]:
-    hits, documents = np.diagonal(counts).tolist(), counts.sum(axis=1).tolist()
-    return [hit / of if of else None for hit, of in zip(hits, documents, strict=True)]
+    known = [one for one in recall if one is not None]
+    return statistics.pstdev(known) if known else None
 
 
 # ------------------------------------------------------------------ between two

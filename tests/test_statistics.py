@@ -26,6 +26,7 @@ from lm_eval_proca.statistics import (
     on_common_seeds,
     paired_test,
     recall_sd,
+    recalls,
     standard_deviation,
     standard_error,
 )
@@ -275,7 +276,9 @@ def test_confusions_of_several_tasks_may_be_added() -> None:
     rng = np.random.default_rng(5)
     gold, predicted = rng.integers(3, size=(2, 90)), rng.integers(3, size=(2, 90))
     added = sum(confusion(a, b, 3) for a, b in zip(gold, predicted, strict=True))
-    assert recall_sd(added) == pytest.approx(np.std(recall_score(gold.ravel(), predicted.ravel(), average=None)))
+    assert recall_sd(recalls(added)) == pytest.approx(
+        np.std(recall_score(gold.ravel(), predicted.ravel(), average=None))
+    )
 
 
 def test_standard_error_is_that_of_lm_eval() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from lm_eval_proca.experiments.recalibration import RAW
-from lm_eval_proca.statistics import recall_sd
+from lm_eval_proca.statistics import recall_sd, recalls
 
 ACCURACY, STDERR, RECALL_SD = "acc", "acc_stderr", "recall_sd"
 """Of lm-eval's metrics, `acc_norm` and the like mean nothing for calibrated scores and stay on the raw row."""
@@ -44,7 +44,8 @@ def add_group_rows(document: dict[str, Any], confusions: Confusions, labels: Map
                 continue
             row = {} if name == RAW else _average(name, [results[task] for task in tasks], sizes, by_size)
             if calibrated == tasks and len({tuple(labels[task]) for task in tasks}) == 1:
-                row[f"{RECALL_SD},{name}"] = recall_sd(np.sum([confusions[task][name] for task in tasks], axis=0))
+                together = np.sum([confusions[task][name] for task in tasks], axis=0)
+                row[f"{RECALL_SD},{name}"] = recall_sd(recalls(together))
                 lower_is_better(document, group)
             results[group].update(row)
             (document.get("groups") or {}).get(group, {}).update(row)

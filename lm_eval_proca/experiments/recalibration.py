@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.special import softmax
 
-from lm_eval_proca.calibration.registry import CALIBRATORS, make_calibrator
+from lm_eval_proca.calibration.registry import CALIBRATORS, get_calibrator, make_calibrator
 from lm_eval_proca.errors import CalibrationError
 from lm_eval_proca.fitting import Fit, fit_all
 from lm_eval_proca.score_table import ScoreTable

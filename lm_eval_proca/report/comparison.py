@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from lm_eval_proca.report.answers import Correct, read_correct
 from lm_eval_proca.report.blocks import Block, blocks_of, method_order
 from lm_eval_proca.report.datasets import Dataset, Measurement, measurements_of
 from lm_eval_proca.report.leaderboard import Comparison, Leaderboard, Standing, Tally, leaderboard
+from lm_eval_proca.report.preferences import Preference, preferences_of
 from lm_eval_proca.report.results import Notice, read_results, short_model_names
 
 
@@ -23,6 +24,7 @@ class Report:
     leaderboards: Sequence[Leaderboard]
     notices: Sequence[Notice]
     full_names: Mapping[str, str]
+    preferences: Sequence[Preference] = ()
 
     @property
     def models(self) -> list[str]:
@@ -64,7 +66,10 @@ def compare(folders: Iterable[str | Path], tasks: Iterable[str] = ("*",), known:
         for shots in sorted({block.shots for block in blocks})
     ]
     notices = [*known, *results.notices, *answers.notices(), *about_columns, *about_gaps]
-    return Report(blocks, boards, notices, {name: full for full, name in short.items()})
+    names = {name: full for full, name in short.items()}
+    preferences = preferences_of(measurements)
+    preferences.sort(key=lambda one: (one.tasks, one.labels, one.shots, one.model, method_order(one.method)))
+    return Report(blocks, boards, notices, names, preferences)
 
 
 class _Answers:
@@ -119,6 +124,9 @@ def as_dict(report: Report) -> dict[str, Any]:
         "methods": report.methods,
         "accuracies": [one for block in report.blocks for one in _accuracies(block)],
         "leaderboards": [_leaderboard(board) for board in report.leaderboards],
+        "preferences": [
+            {**asdict(one), "predicted_minus_gold": one.predicted_minus_gold} for one in report.preferences
+        ],
         "notices": [notice._asdict() for notice in report.notices],
     }
 

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from lm_eval_proca.calibration.registry import CALIBRATORS, get_calibrator
 from lm_eval_proca.errors import ResultsError
 from lm_eval_proca.identity import BACKEND, IDENTITY_FILE, Part, digest, model_identity, weights_and_rest
+from lm_eval_proca.report.preferences import LabelCounts, read_label_counts
 from lm_eval_proca.run_files import result_files, samples_file
 
 METRIC = "acc"
@@ -61,6 +62,7 @@ class Run:
     prompt_hash: str | None
     estimate_hash: str | None
     methods: Mapping[str, str]
+    label_counts: Mapping[str, LabelCounts]
 
     @property
     def samples_file(self) -> Path:
@@ -184,6 +186,7 @@ def _runs_of(file: Path, document: Any) -> tuple[list[Run], list[str]]:
                 prompt_hash=_text(proca.get("prompt_hash")),
                 estimate_hash=_text(proca.get("estimate_hash")),
                 methods={name: _method_name(name, task_config, generated) for name in accuracy},
+                label_counts=read_label_counts(proca, accuracy),
             )
         )
     return runs, without_calibration
