@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from lm_eval_proca.errors import ResultsError
@@ -57,3 +57,13 @@ def samples_without_results(folders: Iterable[str | Path], results: Iterable[Pat
         for path in visible_files(folder, "samples_*.jsonl")
         if (match := SAMPLES_FILE.fullmatch(path.name)) and (path.parent.resolve(), match["date"]) not in known
     ]
+
+
+def leaves(group_subtasks: Mapping[str, Sequence[str]], name: str, above: tuple[str, ...] = ()) -> Iterator[str]:
+    """The tasks of a group and of the groups in it, by the results file's own list; a task is its own."""
+    children = group_subtasks.get(name) or []
+    if not children:
+        yield name
+    for child in children:
+        if child not in above:
+            yield from leaves(group_subtasks, child, (*above, name))

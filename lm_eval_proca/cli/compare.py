@@ -48,6 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--html", metavar="FILE", help="also write one self-contained page to look at and click through"
     )
     parser.add_argument(
+        "--groups", action="store_true", help="one column per group, e.g. mmlu, in place of those of its tasks"
+    )
+    parser.add_argument(
         "--tasks",
         metavar="NAMES",
         default="*",
@@ -61,7 +64,8 @@ def run(args: argparse.Namespace) -> int:
 
     patterns = args.tasks.split(",")
     with tempfile.TemporaryDirectory() as folder:
-        report = compare(*_with_calibrated_rows(args.folders, patterns, Path(folder)))
+        files, notices = _with_calibrated_rows(args.folders, ["*"] if args.groups else patterns, Path(folder))
+        report = compare(files, patterns, notices, groups=args.groups)
     format_ = args.format or SUFFIXES.get(Path(args.output or "").suffix.lower(), "terminal")
     _write_tables(report, format_, args.output)
     if args.html is not None:
@@ -75,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _with_calibrated_rows(
     folders: Sequence[str], patterns: Sequence[str], made: Path
-) -> tuple[list[Path], Sequence[str], list[Notice]]:
+) -> tuple[list[Path], list[Notice]]:
     """Results files to compare: those that have sample logs and no calibrated rows are calibrated in `made`."""
     from lm_eval_proca.cli.calibrate_runs import progress
     from lm_eval_proca.experiments.finished_runs import (
@@ -131,7 +135,7 @@ def _with_calibrated_rows(
             f"{calibrated} results were calibrated here from their sample logs, cross-fitted on their evaluation rows; "
         )
         notices.insert(0, Notice("calibrated", text + "`lm-eval-proca calibrate --output DIR` does that once for all."))
-    return found, patterns, notices
+    return found, notices
 
 
 def _write_tables(report: Report, format_: str, output: str | None) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from lm_eval_proca.experiments.recalibration import RAW
+from lm_eval_proca.run_files import leaves
 from lm_eval_proca.statistics import recall_sd, recalls
 
 ACCURACY, STDERR, RECALL_SD = "acc", "acc_stderr", "recall_sd"
@@ -26,7 +27,9 @@ def add_group_rows(document: dict[str, Any], confusions: Confusions, labels: Map
     notes: list[str] = []
     results = document["results"]
     for group in document.get("group_subtasks") or {}:
-        tasks = [task for task in leaves(document, group) if f"{ACCURACY},{RAW}" in results.get(task, {})]
+        tasks = [
+            task for task in leaves(document["group_subtasks"], group) if f"{ACCURACY},{RAW}" in results.get(task, {})
+        ]
         sizes = [evaluated(document, task) for task in tasks]
         raw = results.get(group, {}).get(f"{ACCURACY},{RAW}")
         calibrated = [task for task in tasks if task in confusions]
@@ -50,16 +53,6 @@ def add_group_rows(document: dict[str, Any], confusions: Confusions, labels: Map
             results[group].update(row)
             (document.get("groups") or {}).get(group, {}).update(row)
     return notes
-
-
-def leaves(document: Mapping[str, Any], name: str, above: tuple[str, ...] = ()) -> Iterable[str]:
-    """The tasks of a group and of the groups in it; a task is its own."""
-    children = document["group_subtasks"].get(name) or []
-    if not children:
-        yield name
-    for child in children:
-        if child not in above:
-            yield from leaves(document, child, (*above, name))
 
 
 def evaluated(document: Mapping[str, Any], task: str) -> int | None:

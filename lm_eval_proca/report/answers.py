@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,6 +52,17 @@ def read_correct(file: Path) -> Correct:
         by_filter={
             name: np.array([known for _, (_, known) in sorted(of_filter.items())]) for name, of_filter in rows.items()
         },
+    )
+
+
+def joined(parts: Sequence[Correct]) -> Correct:
+    """The documents of several logs as those of one, for the filters that all of them have."""
+    if len(parts) == 1:
+        return parts[0]
+    names = [name for name in parts[0].by_filter if all(name in part.by_filter for part in parts)]
+    return Correct(
+        documents=hashlib.sha256("".join(part.documents for part in parts).encode()).hexdigest(),
+        by_filter={name: np.concatenate([part.by_filter[name] for part in parts]) for name in names},
     )
 
 

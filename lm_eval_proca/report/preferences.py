@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -60,6 +60,23 @@ def read_label_counts(record: Mapping[str, Any], filters: Iterable[str]) -> dict
     return found
 
 
+def add_label_counts(counts: Sequence[Mapping[str, LabelCounts]]) -> dict[str, LabelCounts]:
+    """Of several tasks by filter; nothing where their labels differ or one has none."""
+    labels = {one.labels for of_task in counts for one in of_task.values()}
+    if len(labels) != 1:
+        return {}
+    return {
+        name: LabelCounts(labels.copy().pop(), *_sums([of_task[name] for of_task in counts]))
+        for name in counts[0]
+        if all(name in of_task for of_task in counts)
+    }
+
+
+def _sums(counts: Sequence[LabelCounts]) -> Iterator[np.ndarray]:
+    """Predicted, gold and hits, added."""
+    return (np.sum(column, axis=0) for column in list(zip(*counts, strict=True))[1:])
+
+
 def preferences_of(measurements: Iterable[Measurement]) -> list[Preference]:
     """Tasks with the same label words are counted together."""
     alike: dict[tuple[tuple[str, ...], int, str, str], list[Measurement]] = {}
@@ -69,8 +86,7 @@ def preferences_of(measurements: Iterable[Measurement]) -> list[Preference]:
             alike.setdefault((labels, one.run.shots, one.run.model, one.method), []).append(one)
     found = []
     for (labels, shots, model, method), of_method in alike.items():
-        counts = [one.run.label_counts[one.filter_name] for one in of_method]
-        predicted, gold, hits = (np.sum(column, axis=0) for column in list(zip(*counts, strict=True))[1:])
+        predicted, gold, hits = _sums([one.run.label_counts[one.filter_name] for one in of_method])
         documents = gold.sum()
         recall = [hit / of if of else None for hit, of in zip(hits.tolist(), gold.tolist(), strict=True)]
         found.append(

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 from lm_eval_proca.calibration.registry import CALIBRATORS, get_calibrator
 from lm_eval_proca.errors import ResultsError
 from lm_eval_proca.identity import BACKEND, IDENTITY_FILE, Part, digest, model_identity, weights_and_rest
-from lm_eval_proca.report.preferences import LabelCounts, read_label_counts
-from lm_eval_proca.run_files import result_files, samples_file
+from lm_eval_proca.report.preferences import LabelCounts, add_label_counts, read_label_counts
+from lm_eval_proca.run_files import leaves, result_files, samples_file
 
 METRIC = "acc"
 RAW = "none"
@@ -63,11 +63,13 @@ class Run:
     estimate_hash: str | None
     methods: Mapping[str, str]
     label_counts: Mapping[str, LabelCounts]
+    members: tuple[str, ...] = ()
+    """The tasks of a group, whose average this is."""
 
     @property
-    def samples_file(self) -> Path:
+    def samples_files(self) -> list[Path]:
         """Where `--log_samples` put the documents of this run."""
-        return samples_file(self.file, self.task)
+        return [samples_file(self.file, task) for task in self.members or (self.task,)]
 
 
 class Notice(NamedTuple):
@@ -85,8 +87,11 @@ class Results:
     notices: list[Notice] = field(default_factory=list)
 
 
-def read_results(folders: Iterable[str | Path], tasks: Iterable[str] = ("*",)) -> Results:
-    """Read every result under `folders`, keeping tasks whose name, long or short, matches one of `tasks`."""
+def read_results(folders: Iterable[str | Path], tasks: Iterable[str] = ("*",), *, groups: bool = False) -> Results:
+    """Read every result under `folders`, keeping tasks whose name, long or short, matches one of `tasks`.
+
+    With `groups`, a group that has an accuracy stands in place of its tasks.
+    """
     results = Results()
     patterns = list(tasks)
     without_calibration: Counter[str] = Counter()
@@ -94,6 +99,8 @@ def read_results(folders: Iterable[str | Path], tasks: Iterable[str] = ("*",)) -
         try:
             document = json.loads(file.read_text(encoding="utf-8"))
             runs, only_raw = _runs_of(file, document)
+            if groups:
+                runs = _with_groups(document, runs)
         except (OSError, ValueError, RecursionError) as error:
             # The decoder's own words: json errors say the line, ResultsError says the field.
             results.notices.append(Notice("damaged", f"{file} was skipped: {_reason(error)}."))
@@ -190,6 +197,45 @@ def _runs_of(file: Path, document: Any) -> tuple[list[Run], list[str]]:
             )
         )
     return runs, without_calibration
+
+
+def _with_groups(document: Mapping[str, Any], runs: Sequence[Run]) -> list[Run]:
+    """The outermost groups in place of their tasks, where all of those are there and alike in shots and seed."""
+    by_task = {run.task: run for run in runs}
+    subtasks = _mapping(document, "group_subtasks")
+    inner = {child for children in subtasks.values() for child in children}
+    for group in subtasks:
+        members = [by_task.get(task) for task in leaves(subtasks, group)]
+        accuracy = dict(_accuracies(group, _object(document, "results").get(group) or {}))
+        known = [run for run in members if run is not None]
+        alike = len({(run.shots, run.seed) for run in known}) == 1 and len(known) == len(members)
+        if group in inner or group in by_task or not alike or not set(accuracy) - {RAW}:
+            continue
+        for run in known:
+            by_task.pop(run.task, None)
+        by_task[group] = _group_run(group, known, accuracy, _mapping(document, "versions").get(group))
+    return list(by_task.values())
+
+
+def _group_run(group: str, members: Sequence[Run], accuracy: Mapping[str, float], version: Any) -> Run:
+    conditions = [run.conditions for run in members]
+    rows = [one.eval_rows for one in conditions if one.eval_rows is not None]
+    hashes = [one.eval_hash for one in conditions]
+    return replace(
+        members[0],
+        task=_printable(group),
+        accuracy=accuracy,
+        conditions=conditions[0]._replace(
+            task_version=_text(version),
+            eval_rows=sum(rows) if len(rows) == len(members) else None,
+            eval_hash=None if None in hashes else digest(hashes),
+            template=digest([one.template for one in conditions], 6),
+        ),
+        prompt_hash=digest([run.prompt_hash for run in members]),
+        estimate_hash=digest([run.estimate_hash for run in members]),
+        label_counts=add_label_counts([run.label_counts for run in members]),
+        members=tuple(run.task for run in members),
+    )
 
 
 def _digest_of_template(task_config: Mapping[str, Any]) -> str:

@@ -110,6 +110,35 @@ def test_compare_with_patterns_calibrates_only_what_it_shows(folder: Path, capsy
     assert len(re.findall(r"damaged: algebra of .* was skipped: line 1 of .* is not JSON", printed.err)) == 2
 
 
+def test_groups_in_place_of_their_tasks(folder: Path, tmp_path: Path, capsys: Output) -> None:
+    assert main(["calibrate", str(folder), "--output", str(tmp_path / "calibrated")]) == 0
+    capsys.readouterr()
+    assert main(["compare", str(folder), "--groups", "--tasks", "all", "--format", "json"]) == 0
+    compared = json.loads(capsys.readouterr().out)
+    assert {one["dataset"] for one in compared["accuracies"]} == {"all"}
+    for one in compared["accuracies"]:
+        [file] = (tmp_path / "calibrated" / one["model"].replace("/", "__")).glob("results_*")
+        name = "none" if one["method"] == "raw" else one["method"]
+        assert one["mean"] == pytest.approx(json.loads(file.read_text())["results"]["all"][f"acc,{name}"], abs=1e-11)
+    [large] = [
+        one for one in compared["leaderboards"][0]["standings"] if (one["model"], one["method"]) == ("org/large", "bc")
+    ]
+    [test] = large["against_raw"]["tests"]
+    assert test["documents"] == 140  # of both tasks together
+    assert (test["better"] - test["worse"]) / 140 == pytest.approx(test["difference"])
+    assert {one["documents"] for one in compared["preferences"]} == {140}
+
+
+def test_a_group_that_weighs_all_tasks_alike_has_no_test_over_documents(tmp_path: Path, capsys: Output) -> None:
+    tasks = {name: matrix(seed) for seed, name in enumerate(("physics", "algebra"))}
+    write_output(tmp_path, "org/model", tasks, groups=GROUPS, by_size=False)
+    assert main(["compare", str(tmp_path), "--groups", "--format", "json"]) == 0
+    standings = json.loads(capsys.readouterr().out)["leaderboards"][0]["standings"]
+    [test] = next(one for one in standings if one["method"] == "bc")["against_raw"]["tests"]
+    assert "p_value" not in test
+    assert test["difference"] > 0
+
+
 def test_a_hundred_files_with_damaged_and_foreign_ones(tmp_path: Path, capsys: Output) -> None:
     for number in range(25):
         tasks = {f"task{k}": matrix(0) for k in range(3)}
