@@ -29,13 +29,12 @@ from lm_eval_proca.experiments.group_rows import (
     evaluated,
     lower_is_better,
 )
-from lm_eval_proca.experiments.recalibration import RAW, predictions
 from lm_eval_proca.experiments.sample_logs import document_hash, first_lines, read_samples, with_filter
 from lm_eval_proca.files import replacing
-from lm_eval_proca.fitting import Fit, fit_all
+from lm_eval_proca.fitting import RAW, Fit, fit_all, label_biases, predictions
 from lm_eval_proca.run_files import samples_file
 from lm_eval_proca.score_table import ScoreTable
-from lm_eval_proca.statistics import accuracy, confusion, label_bias, standard_error
+from lm_eval_proca.statistics import accuracy, confusion, standard_error
 
 if TYPE_CHECKING:
     from lm_eval_proca.calibration.base import Calibrator
@@ -217,12 +216,11 @@ def _add_rows(run: CalibratedRun, task: FittedTask, failures: Mapping[str, str])
     """Put the numbers of a task into the document; its confusions by filter."""
     metrics, config = run.document["results"][task.name], run.document["configs"][task.name]
     gold = task.table.gold_of("eval")
-    bias, confusions = {}, {}
-    for name, proba, predicted in predictions(task.table, task.fits):
+    bias, confusions = label_biases(task.table, task.fits), {}
+    for name, _, predicted in predictions(task.table, task.fits):
         if name != RAW:
             metrics[f"{ACCURACY},{name}"] = accuracy(gold, predicted)
             metrics[f"{STDERR},{name}"] = standard_error(predicted == gold)
-        bias[name] = label_bias(gold, proba, predicted)._asdict()
         metrics[f"{RECALL_SD},{name}"] = bias[name]["recall_sd"]
         confusions[name] = confusion(gold, predicted, len(task.table.labels))
     lower_is_better(run.document, task.name)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from lm_eval_proca.experiments.recalibration import RAW
+from lm_eval_proca.fitting import RAW
 from lm_eval_proca.run_files import leaves
 from lm_eval_proca.statistics import recall_sd, recalls
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy.special import softmax
 
 from lm_eval_proca.calibration.registry import CALIBRATORS, get_calibrator, make_calibrator
 from lm_eval_proca.errors import CalibrationError
-from lm_eval_proca.fitting import Fit, fit_all
+from lm_eval_proca.fitting import RAW, Fit, fit_all, predictions
 from lm_eval_proca.score_table import ScoreTable
 from lm_eval_proca.statistics import Interval, LabelBias, accuracy, label_bias, measures
 
@@ -19,9 +18,6 @@ if TYPE_CHECKING:
     from lm_eval_proca.calibration.base import Calibrator
 
 Params = Mapping[str, Mapping[str, Any]]
-
-RAW = "none"
-"""lm-eval's name for scores that no filter has changed."""
 
 
 @dataclass(frozen=True)
@@ -43,15 +39,6 @@ def recalibrate(table: ScoreTable, calibrators: Mapping[str, Calibrator]) -> tup
         for name, proba, predicted in predictions(table, fits)
     ]
     return found, failures
-
-
-def predictions(table: ScoreTable, fits: Mapping[str, Fit]) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """Name, label probabilities and predicted labels of the raw scores and of every fit, for the evaluation rows."""
-    scores = table.scores_of("eval")
-    with np.errstate(invalid="ignore"):  # of scores that are not finite, which have no probabilities
-        yield RAW, softmax(scores, axis=1), np.argmax(scores, axis=1)
-    for name, one in fits.items():
-        yield name, np.exp(one.log_proba), np.argmax(one.log_proba, axis=1)
 
 
 def make_calibrators(names: Iterable[str], params: Params | None = None) -> dict[str, Calibrator]:

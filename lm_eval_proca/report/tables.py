@@ -198,7 +198,7 @@ def _order_text(places: Sequence[Sequence[str]]) -> str:
 
 
 def preference_tables(report: Report) -> list[Table]:
-    """Who prefers which label: one table per list of label words."""
+    """Who prefers which label: one table per list of label words, which is for the page; others have it as data."""
     tables = []
     for labels in dict.fromkeys(one.labels for one in report.preferences):
         alike = [one for one in report.preferences if one.labels == labels]
@@ -225,12 +225,11 @@ def preference_tables(report: Report) -> list[Table]:
 
 
 def all_tables(report: Report) -> list[Table]:
-    """In reading order: leaderboards, order of models, preferred labels, then one table per model."""
+    """In reading order: leaderboards, order of models, then one table per model."""
     order = order_table(report)
     return [
         *(leaderboard_table(report, board) for board in report.leaderboards),
         *([order] if order else []),
-        *preference_tables(report),
         *(accuracy_table(report, model) for model in report.models),
     ]
 
