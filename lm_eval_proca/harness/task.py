@@ -16,7 +16,7 @@ from lm_eval.api.task import ConfigurableTask
 
 import lm_eval_proca
 from lm_eval_proca.errors import DistributedError, ProcaError, TaskError
-from lm_eval_proca.fitting import fit_all, label_biases
+from lm_eval_proca.fitting import fit_all
 from lm_eval_proca.harness.config import calibrators_of, check_config, check_labels, default_filters
 from lm_eval_proca.harness.data import check_dataset, fixed_part, local_folder, read_folder
 from lm_eval_proca.harness.estimate import UnlabeledDoc
@@ -305,7 +305,6 @@ class CalibratedTask(ConfigurableTask):
         self._log_failures(failures)
         record["fits"] = {name: fit.calibrator.fit_report() for name, fit in fits.items()}
         record["not_calibrated"] = failures
-        record["bias"] = label_biases(table, fits)
         self.config.metadata["proca"] = record  # lm-eval writes the metadata into its results file
 
     def _log_failures(self, failures: Mapping[str, str]) -> None:
