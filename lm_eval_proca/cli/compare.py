@@ -7,15 +7,17 @@ import importlib
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lm_eval_proca.errors import ResultsError
+from lm_eval_proca.identity import IDENTITY_FILE
 from lm_eval_proca.report.tabular import write_file
 from lm_eval_proca.run_files import result_files, samples_file
 
 if TYPE_CHECKING:
+    from lm_eval_proca.experiments.finished_runs import CalibratedRun
     from lm_eval_proca.report.comparison import Report
     from lm_eval_proca.report.results import Notice
 
@@ -82,28 +84,18 @@ def _with_calibrated_rows(
 ) -> tuple[list[Path], list[Notice]]:
     """Results files to compare: those that have sample logs and no calibrated rows are calibrated in `made`."""
     from lm_eval_proca.cli.calibrate_runs import progress
-    from lm_eval_proca.experiments.finished_runs import (
-        FittedTask,
-        calibrate_run,
-        read_document,
-        why_unchanged,
-        write_answers,
-        write_document,
-    )
-    from lm_eval_proca.experiments.recalibration import calibrators_of_samples
+    from lm_eval_proca.experiments.finished_runs import read_document, why_unchanged
     from lm_eval_proca.report.results import Notice, matches
 
     found: list[Path] = []
-    notices: list[Notice] = []
-    calibrated = 0
+    runs: list[CalibratedRun] = []
     files = result_files(folders)
     with progress(files) as done:
         for number, file in enumerate(files):
             try:
                 document = read_document(file)
             except ResultsError:
-                found.append(file)  # for the comparison to name
-                continue
+                document = {"configs": {}}  # for the comparison to name
             possible = {
                 task
                 for task in document["configs"]
@@ -111,31 +103,41 @@ def _with_calibrated_rows(
                 and why_unchanged(document, task) is None
                 and samples_file(file, task).is_file()
             }
-            if not possible:
-                found.append(file)
-                continue
             copy = made / str(number) / file.name
-
-            def keep(task: FittedTask, folder: Path = copy.parent) -> None:
-                write_answers(task, folder / task.samples.name)
-
-            run = calibrate_run(file, calibrators_of_samples(), wanted=possible.__contains__, keep=keep, done=done)
-            calibrated += len(run.calibrated)
-            for task in set(document["configs"]) - possible:
-                if (log := samples_file(file, task)).is_file():
-                    (copy.parent / log.name).symlink_to(log.resolve())
-            for one in run.skipped:
-                kind = "damaged" if one.damaged else "left out"
-                notices.append(Notice(kind, f"{one.task} of {file} was skipped: {one.reason}."))
-                del run.document["configs"][one.task]
-            write_document(run.document, copy)
-            found.append(copy)
-    if calibrated:
-        text = (
-            f"{calibrated} results were calibrated here from their sample logs, cross-fitted on their evaluation rows; "
-        )
-        notices.insert(0, Notice("calibrated", text + "`lm-eval-proca calibrate --output DIR` does that once for all."))
+            found.append(copy if possible else file)
+            runs += [_calibrated_copy(file, possible, copy, done)] if possible else []
+    notices = [
+        Notice("damaged" if one.damaged else "left out", f"{one.task} of {run.file} was skipped: {one.reason}.")
+        for run in runs
+        for one in run.skipped
+    ]
+    if calibrated := sum(len(run.calibrated) for run in runs):
+        text = f"{calibrated} results were calibrated here, cross-fitted on the evaluation rows in their sample logs"
+        notices.insert(0, Notice("calibrated", f"{text}; `lm-eval-proca calibrate --output DIR` keeps that."))
     return found, notices
+
+
+def _calibrated_copy(file: Path, tasks: set[str], copy: Path, done: Callable[[], Any]) -> CalibratedRun:
+    """A results file with calibrated rows of these tasks, and beside it what a comparison reads."""
+    from lm_eval_proca.experiments.finished_runs import calibrate_run, write_answers, write_document
+    from lm_eval_proca.experiments.recalibration import calibrators_of_samples
+
+    copy.parent.mkdir()
+    run = calibrate_run(
+        file,
+        calibrators_of_samples(),
+        wanted=tasks.__contains__,
+        keep=lambda task: write_answers(task, copy.parent / task.samples.name),
+        done=done,
+    )
+    others = [samples_file(file, task) for task in run.document["configs"] if task not in tasks]
+    for beside in (*others, file.parent / IDENTITY_FILE):
+        if beside.is_file():
+            (copy.parent / beside.name).symlink_to(beside.resolve())
+    for one in run.skipped:
+        del run.document["configs"][one.task]
+    write_document(run.document, copy)
+    return run
 
 
 def _write_tables(report: Report, format_: str, output: str | None) -> None:

@@ -61,7 +61,10 @@ def compare(
     groups: bool = False,
 ) -> Report:
     """Read result folders and work out everything the tables show; `known` is what was noticed before."""
-    results = read_results(folders, tasks, groups=groups)
+    try:
+        results = read_results(folders, tasks, groups=groups)
+    except ResultsError as error:  # what was skipped may be what was wanted
+        raise ResultsError(" ".join([str(error), *(notice.text for notice in known)])) from error
     short = short_model_names(run.model for run in results.runs)
     runs = [replace(run, model=short[run.model]) for run in results.runs]
     measurements, about_columns = measurements_of(runs)

@@ -92,7 +92,7 @@ def test_compare_does_both_steps(folder: Path, tmp_path: Path, capsys: Output) -
         assert "org/large" in page.read_text()
     at_once, after = tables
     [notice] = at_once.pop("notices")
-    assert notice["text"].startswith("4 results were calibrated here from their sample logs")
+    assert notice["text"].startswith("4 results were calibrated here, cross-fitted on the evaluation rows")
     assert after.pop("notices") == []
     assert at_once == after
     assert at_once["methods"] == ["raw", "bc", "proca"]
@@ -108,6 +108,15 @@ def test_compare_with_patterns_calibrates_only_what_it_shows(folder: Path, capsy
     printed = capsys.readouterr()
     assert {one["dataset"] for one in json.loads(printed.out)["accuracies"]} == {"physics"}
     assert len(re.findall(r"damaged: algebra of .* was skipped: line 1 of .* is not JSON", printed.err)) == 2
+
+
+def test_compare_where_every_log_is_damaged(folder: Path, capsys: Output) -> None:
+    for log in folder.rglob("samples_*"):
+        log.write_text("nonsense")
+    assert main(["compare", str(folder)]) == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert "No result with a calibrated accuracy to compare" in line
+    assert line.count("is not JSON") == 4
 
 
 def test_groups_in_place_of_their_tasks(folder: Path, tmp_path: Path, capsys: Output) -> None:
