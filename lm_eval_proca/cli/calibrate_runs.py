@@ -96,15 +96,13 @@ def _copy_other_samples(run: CalibratedRun, target: Path) -> None:
 
 def _print(run: CalibratedRun) -> None:
     from lm_eval.utils import make_table
+    from tqdm import tqdm
 
     document = {"versions": {}, **run.document}
-    print(f"{document.get('model_name') or 'unknown model'}, {run.file}")
-    print(make_table(document))
-    if document.get("groups"):
-        print(make_table(document, "groups"))
-    for note in _notes(run):
-        print(f"note: {note}")
-    print()
+    lines = [f"{document.get('model_name') or 'unknown model'}, {run.file}", make_table(document)]
+    lines += [make_table(document, "groups")] if document.get("groups") else []
+    lines += [f"note: {note}" for note in _notes(run)]
+    tqdm.write("\n".join(lines) + "\n")  # around the bar
 
 
 def _notes(run: CalibratedRun) -> Iterator[str]:
