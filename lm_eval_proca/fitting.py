@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from scipy.special import softmax
 from sklearn.base import clone
 
 from lm_eval_proca.errors import CalibrationError
+from lm_eval_proca.statistics import label_bias
 
 if TYPE_CHECKING:
     from lm_eval_proca.calibration.base import Calibrator
     from lm_eval_proca.score_table import ScoreTable
+
+RAW = "none"
+"""lm-eval's name for scores that no filter has changed."""
 
 FOLDS = 5
 FOLD_SEED = 0
@@ -68,6 +73,21 @@ def fit(calibrator: Calibrator, table: ScoreTable, *, rows: np.ndarray | None = 
         part = _fitted(calibrator, table, role, pool[folds[pool] != fold])
         log_proba[unseen] = part.predict_log_proba(**_given(table, part, "eval", unseen))
     return Fit(fitted, documents, log_proba, FOLDS)
+
+
+def predictions(table: ScoreTable, fits: Mapping[str, Fit]) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """Name, label probabilities and predicted labels of the raw scores and of every fit, for the evaluation rows."""
+    scores = table.scores_of("eval")
+    with np.errstate(invalid="ignore"):  # of scores that are not finite, which have no probabilities
+        yield RAW, softmax(scores, axis=1), np.argmax(scores, axis=1)
+    for name, one in fits.items():
+        yield name, np.exp(one.log_proba), np.argmax(one.log_proba, axis=1)
+
+
+def label_biases(table: ScoreTable, fits: Mapping[str, Fit]) -> dict[str, dict[str, Any]]:
+    """Which labels the raw scores and every fit prefer, as a results file records it."""
+    gold = table.gold_of("eval")
+    return {name: label_bias(gold, proba, found)._asdict() for name, proba, found in predictions(table, fits)}
 
 
 def fold_of_rows(rows: int, labels: int) -> np.ndarray:

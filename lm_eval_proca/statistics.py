@@ -2,6 +2,7 @@
 
 Over seeds: the mean and the sample standard deviation (n - 1), which is the spread over prompts and estimate sets.
 Over documents: a 95 % interval of every measure of predictions.
+Over labels: which of them a method prefers.
 Between two: the difference and the exact paired test, both on the seeds that the two have in common.
 """
 
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from scipy.stats import binom, bootstrap, kendalltau, norm
-from sklearn.metrics import accuracy_score
+from sklearn.metrics import accuracy_score, confusion_matrix
 
 LEVEL = 0.95
 RESAMPLES = 1000
@@ -169,6 +170,77 @@ def calibration_error(gold: np.ndarray, proba: np.ndarray) -> Interval:
     half = np.sqrt(max(0.0, middle**2 - estimate**2 + 2 * (z / n) ** 2 * ((if_calibrated / size) ** 2).sum()))
     low = min(middle - half, estimate)  # an estimate below 0 is no evidence against 0
     return Interval(*(float(np.sqrt(max(0.0, square))) for square in (estimate, low, middle + half)))
+
+
+def standard_error(right: np.ndarray) -> float | None:
+    """Of an accuracy over documents, as lm-eval prints it: sample standard deviation by root n."""
+    return float(np.std(right, ddof=1) / np.sqrt(len(right))) if len(right) > 1 else None
+
+
+# ------------------------------------------------------------------ over labels
+
+
+class LabelBias(NamedTuple):
+    """Which labels a method prefers. Every list has one number per label.
+
+    mean_probability
+        Over documents; None where a probability is not finite.
+    predicted_share, gold_share
+        How often the label is predicted, and how often it is right.
+    recall
+        Share of the documents with this gold label that get it; None for a label that no document has.
+    recall_sd
+        See :func:`recall_sd`.
+    """
+
+    mean_probability: list[float] | None
+    predicted_share: list[float]
+    gold_share: list[float]
+    recall: list[float | None]
+    recall_sd: float | None
+
+
+def label_bias(gold: np.ndarray, proba: np.ndarray, predicted: np.ndarray) -> LabelBias:
+    """Shares and recalls label by label.
+
+    Examples
+    --------
+    >>> gold, proba = np.array([0, 0, 1, 1]), np.array([[0.9, 0.1], [0.6, 0.4], [0.8, 0.2], [0.3, 0.7]])
+    >>> found = label_bias(gold, proba, proba.argmax(axis=1))
+    >>> found.predicted_share, found.gold_share
+    ([0.75, 0.25], [0.5, 0.5])
+    >>> found.recall, found.recall_sd
+    ([1.0, 0.5], 0.25)
+    """
+    counts = confusion(gold, predicted, proba.shape[1])
+    finite = bool(np.isfinite(proba).all())
+    return LabelBias(
+        mean_probability=proba.mean(axis=0).tolist() if finite else None,
+        predicted_share=(counts.sum(axis=0) / len(gold)).tolist(),
+        gold_share=(counts.sum(axis=1) / len(gold)).tolist(),
+        recall=recalls(counts),
+        recall_sd=recall_sd(recalls(counts)),
+    )
+
+
+def confusion(gold: np.ndarray, predicted: np.ndarray, labels: int) -> np.ndarray:
+    """How many documents of each gold label (rows) get each label (columns); counts of several tasks may be added."""
+    return confusion_matrix(gold, predicted, labels=range(labels))
+
+
+def recalls(counts: np.ndarray) -> list[float | None]:
+    """Share of the documents of each gold label that get it; None for a label that no document has."""
+    hits, documents = np.diagonal(counts).tolist(), counts.sum(axis=1).tolist()
+    return [hit / of if of else None for hit, of in zip(hits, documents, strict=True)]
+
+
+def recall_sd(recall: Iterable[float | None]) -> float | None:
+    """Standard deviation of recall over the labels that occur: 0 without selection bias (Zheng et al., 2024).
+
+    The labels are all there are, not a sample of labels, so their number stands in the denominator.
+    """
+    known = [one for one in recall if one is not None]
+    return statistics.pstdev(known) if known else None
 
 
 # ------------------------------------------------------------------ between two

@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import json
+import logging
 import os
 import random
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -42,6 +44,16 @@ lm_eval = ["**/*.yaml", "tasks/**/*"]
 GOOD = ["lovely", "bright", "warm", "clever", "moving", "fresh", "funny", "tender"]
 BAD = ["dull", "cold", "clumsy", "stale", "noisy", "bleak", "tired", "broken"]
 THINGS = ["film", "soup", "phone", "hotel", "novel", "train", "song", "chair", "garden", "lamp"]
+
+
+@pytest.fixture(autouse=True)
+def logging_as_it_was() -> Iterator[None]:
+    """Our commands quieten lm-eval's logger for their process; the next test shall hear it."""
+    logger = logging.getLogger("lm_eval")
+    before = logger.level, logger.propagate, logger.handlers[:]
+    yield
+    logger.setLevel(before[0])
+    logger.propagate, logger.handlers[:] = before[1:]
 
 
 def made_sentences(n: int, seed: int) -> list[dict]:

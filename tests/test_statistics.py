@@ -11,19 +11,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 from scipy.stats import binomtest, bootstrap, kendalltau, permutation_test
-from sklearn.metrics import accuracy_score, brier_score_loss, f1_score
+from sklearn.metrics import accuracy_score, brier_score_loss, f1_score, recall_score
 
 from lm_eval_proca.statistics import (
     accuracy,
     calibration_error,
+    confusion,
     holm,
     kendall_tau,
+    label_bias,
     mean,
     mean_by,
     measures,
     on_common_seeds,
     paired_test,
+    recall_sd,
+    recalls,
     standard_deviation,
+    standard_error,
 )
 
 # ------------------------------------------------------------------ over seeds
@@ -241,3 +246,44 @@ def test_kendalls_tau_is_scipys_and_none_where_all_are_tied():
     a, b = [0.1, 0.2, 0.3, 0.3], [0.2, 0.1, 0.4, 0.5]
     assert kendall_tau(a, b) == kendalltau(a, b).statistic
     assert kendall_tau(a, [0.5] * 4) is None
+
+
+# ------------------------------------------------------------------ over labels
+
+
+def test_label_bias_is_that_of_scikit_learn() -> None:
+    rng = np.random.default_rng(4)
+    gold, proba = rng.integers(4, size=300), rng.dirichlet(np.ones(4), size=300)
+    predicted = proba.argmax(axis=1)
+    found = label_bias(gold, proba, predicted)
+    recalls = recall_score(gold, predicted, average=None)
+    assert found.recall == pytest.approx(recalls.tolist())
+    assert found.recall_sd == pytest.approx(np.std(recalls))
+    assert found.predicted_share == [np.mean(predicted == label) for label in range(4)]
+    assert found.gold_share == [np.mean(gold == label) for label in range(4)]
+    assert found.mean_probability == pytest.approx(proba.mean(axis=0))
+
+
+def test_a_label_that_no_document_has_is_not_in_the_spread_of_recalls() -> None:
+    gold, predicted = np.array([0, 0, 1]), np.array([0, 2, 1])
+    found = label_bias(gold, np.full((3, 3), np.nan), predicted)
+    assert found.recall == [0.5, 1.0, None]
+    assert found.recall_sd == 0.25
+    assert found.mean_probability is None
+
+
+def test_confusions_of_several_tasks_may_be_added() -> None:
+    rng = np.random.default_rng(5)
+    gold, predicted = rng.integers(3, size=(2, 90)), rng.integers(3, size=(2, 90))
+    added = sum(confusion(a, b, 3) for a, b in zip(gold, predicted, strict=True))
+    assert recall_sd(recalls(added)) == pytest.approx(
+        np.std(recall_score(gold.ravel(), predicted.ravel(), average=None))
+    )
+
+
+def test_standard_error_is_that_of_lm_eval() -> None:
+    from lm_eval.api.metrics import mean_stderr
+
+    right = np.random.default_rng(6).random(77) < 0.3
+    assert standard_error(right) == pytest.approx(mean_stderr(right.tolist()))
+    assert standard_error(right[:1]) is None

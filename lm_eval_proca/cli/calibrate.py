@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from lm_eval_proca.cli.options import add_param_option, calibrator_params, names
-from lm_eval_proca.errors import CalibrationError
+from lm_eval_proca.errors import CalibrationError, ResultsError
 
 if TYPE_CHECKING:
     from lm_eval_proca.calibration.base import Calibrator
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from lm_eval_proca.score_table import ScoreTable
     from lm_eval_proca.statistics import Interval
 
-HELP = "calibrate finished runs from their scores: score tables, or lm-eval's own samples_*.jsonl"
+HELP = "calibrate finished runs from their scores: output folders of lm_eval, sample logs, or score tables"
 HEADINGS = {"accuracy": "accuracy", "macro_f1": "macro-F1", "brier": "Brier", "calibration_error": "calibration error"}
 
 
@@ -26,8 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "files",
         nargs="+",
-        metavar="FILE",
-        help="score tables (--metadata proca.scores_dir=DIR), folders of them, or samples_*.jsonl (--log_samples)",
+        metavar="PATH",
+        help="output folders of lm_eval --log_samples, or single samples_*.jsonl; or score tables (--metadata "
+        "proca.scores_dir=DIR) and folders of them",
     )
     add(
         "--calibrators",
@@ -35,7 +36,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="separated by commas, e.g. proca,bc,conca (default: those of the run, with its parameters)",
     )
     add_param_option(parser)
-    add("--output", metavar="FILE", help="also write the numbers to a .json (with the fit reports) or .csv file")
+    add(
+        "--output",
+        metavar="PATH",
+        help="also write the numbers: of output folders a folder with results and samples in lm-eval's format; else a "
+        ".json (with the fit reports) or .csv file",
+    )
+    add("--bias", action="store_true", help="show label by label what each method prefers, as for a single file")
     add("--save", metavar="FILE", help="keep the fitted calibrator; needs one FILE and one calibrator")
 
 
@@ -44,8 +51,10 @@ def run(args: argparse.Namespace) -> int:
     from lm_eval_proca.experiments.score_files import find_score_tables, read_run
     from lm_eval_proca.report.tabular import check_rows_file, text_table, write_rows
 
-    check_rows_file(args.output)
     _check_params(args)
+    if any(map(_is_output_of_lm_eval, args.files)):
+        return _calibrate_folders(args)
+    check_rows_file(args.output)
     tables = [(path, read_run(path)) for path in find_score_tables(args.files)]
     runs = [(path, table, _chosen(args, table)) for path, table in tables]
     count = sum(len(calibrators) for _, _, calibrators in runs)
@@ -63,6 +72,8 @@ def run(args: argparse.Namespace) -> int:
         print(text_table([_printed(row) for row in measured]))
         for note in _notes(table, measured, failures):
             print(f"note: {note}")
+        if args.bias or len(runs) == 1:
+            print("\n" + text_table(_label_rows(table, measured)))
         print()
         if (reason := table.not_finite()) is not None:
             print(f"lm-eval-proca calibrate: {path} lacks calibrated rows. {reason}.", file=sys.stderr)
@@ -71,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
         fitted += [row.fit.calibrator for row in measured if row.fit is not None]
     if args.output is not None:
         if args.output.endswith(".csv"):
-            written = [{key: value for key, value in row.items() if key != "fit"} for row in written]
+            written = [{key: value for key, value in row.items() if key not in ("fit", "bias")} for row in written]
         print(f"numbers written to {write_rows(written, args.output)}", file=sys.stderr)
     if args.save is not None:
         if not fitted:
@@ -81,6 +92,32 @@ def run(args: argparse.Namespace) -> int:
         fitted[0].save(args.save)
         print(f"calibrator saved to {args.save}", file=sys.stderr)
     return status
+
+
+def _is_output_of_lm_eval(path: str) -> bool:
+    """A results file, or a folder; but one with score tables has more than sample logs."""
+    from lm_eval_proca.run_files import visible_files
+
+    found = Path(path)
+    return found.suffix == ".json" or (found.is_dir() and not visible_files(found, "*.parquet"))
+
+
+def _calibrate_folders(args: argparse.Namespace) -> int:
+    from lm_eval_proca.cli.calibrate_runs import calibrate_folders
+    from lm_eval_proca.experiments.recalibration import calibrators_of_samples, make_calibrators
+
+    others = [path for path in args.files if not _is_output_of_lm_eval(path)]
+    if others:
+        raise ResultsError(f"{', '.join(others)}: calibrate score tables and single sample logs apart from folders.")
+    if args.save is not None or args.bias:
+        raise ResultsError("--save and --bias are for single files; name a samples_*.jsonl or a score table.")
+    if args.output is not None and Path(args.output).suffix in (".json", ".csv"):
+        raise ResultsError(
+            f"--output {args.output}: name a folder, which gets results and samples as lm-eval has them."
+        )
+    params = calibrator_params(args.param)
+    chosen = make_calibrators(names([args.calibrators]), params) if args.calibrators else calibrators_of_samples(params)
+    return calibrate_folders(args.files, chosen, args.output)
 
 
 def _check_params(args: argparse.Namespace) -> None:
@@ -136,6 +173,26 @@ def _printed(row: Measured) -> dict[str, str]:
     return {"calibrator": row.name, **{HEADINGS[name]: _number(measure) for name, measure in row.measures.items()}}
 
 
+def _label_rows(table: ScoreTable, measured: Sequence[Measured]) -> list[dict[str, Any]]:
+    """Per label: how often it is right, and what each method gives it; last the standard deviation of recalls."""
+    rows = []
+    for row in measured:
+        bias = row.bias
+        for k, label in enumerate(table.labels):
+            rows.append(
+                {
+                    "calibrator": row.name,
+                    "label": label,
+                    "mean probability": bias.mean_probability and bias.mean_probability[k],
+                    "predicted": bias.predicted_share[k],
+                    "gold": bias.gold_share[k],
+                    "recall": bias.recall[k],
+                    "sd of recalls": bias.recall_sd if k == 0 else None,
+                }
+            )
+    return rows
+
+
 def _number(measure: Interval) -> str:
     if measure.value is None:
         return ""
@@ -160,5 +217,7 @@ def _row(file: str, table: ScoreTable, row: Measured) -> dict[str, Any]:
         "folds": None if row.fit is None else row.fit.folds,
         "params": {} if row.fit is None else row.fit.calibrator.get_params(),
         **numbers,
+        "recall_sd": row.bias.recall_sd,
+        "bias": {"labels": table.labels, **row.bias._asdict()},
         "fit": None if row.fit is None else row.fit.calibrator.fit_report(),
     }

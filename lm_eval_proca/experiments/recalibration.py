@@ -7,21 +7,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy.special import softmax
 
-from lm_eval_proca.calibration.registry import CALIBRATORS, make_calibrator
+from lm_eval_proca.calibration.registry import CALIBRATORS, get_calibrator, make_calibrator
 from lm_eval_proca.errors import CalibrationError
-from lm_eval_proca.fitting import Fit, fit_all
+from lm_eval_proca.fitting import RAW, Fit, fit_all, predictions
 from lm_eval_proca.score_table import ScoreTable
-from lm_eval_proca.statistics import Interval, accuracy, measures
+from lm_eval_proca.statistics import Interval, LabelBias, accuracy, label_bias, measures
 
 if TYPE_CHECKING:
     from lm_eval_proca.calibration.base import Calibrator
 
 Params = Mapping[str, Mapping[str, Any]]
-
-RAW = "none"
-"""lm-eval's name for scores that no filter has changed."""
 
 
 @dataclass(frozen=True)
@@ -31,23 +27,28 @@ class Measured:
     name: str
     fit: Fit | None
     measures: dict[str, Interval]
+    bias: LabelBias
 
 
 def recalibrate(table: ScoreTable, calibrators: Mapping[str, Calibrator]) -> tuple[list[Measured], dict[str, str]]:
     """Raw scores, then every calibrator that the table can fit, measured on the evaluation rows; and why not others."""
-    scores, gold = table.scores_of("eval"), table.gold_of("eval")
-    with np.errstate(invalid="ignore"):  # of scores that are not finite, which have no probabilities
-        raw = softmax(scores, axis=1)
+    gold = table.gold_of("eval")
     fits, failures = fit_all(table, calibrators)
-    found = [Measured(RAW, None, measures(gold, raw, np.argmax(scores, axis=1)))]
-    for name, one in fits.items():
-        found.append(Measured(name, one, measures(gold, np.exp(one.log_proba), np.argmax(one.log_proba, axis=1))))
+    found = [
+        Measured(name, fits.get(name), measures(gold, proba, predicted), label_bias(gold, proba, predicted))
+        for name, proba, predicted in predictions(table, fits)
+    ]
     return found, failures
 
 
 def make_calibrators(names: Iterable[str], params: Params | None = None) -> dict[str, Calibrator]:
     """Unfitted calibrators by name; `params` maps a name to keyword arguments of its class."""
     return _make({name: (name, {}) for name in names}, params or {})
+
+
+def calibrators_of_samples(params: Params | None = None) -> dict[str, Calibrator]:
+    """One of each kind that needs evaluation rows only, which is all that lm-eval logs."""
+    return make_calibrators([name for name in CALIBRATORS if get_calibrator(name).fits_on == "estimate"], params)
 
 
 def calibrators_of_run(table: ScoreTable, params: Params | None = None) -> dict[str, Calibrator]:

@@ -1,106 +1,162 @@
-"""lm-eval's own sample logs as score tables: `samples_<task>_<date>.jsonl` of any multiple-choice task.
+"""lm-eval's own sample logs: `samples_<task>_<date>.jsonl` of any multiple-choice task, as score tables and back.
 
 Such a log holds evaluation rows only, so whoever calibrates it fits on the unlabeled evaluation rows themselves, and
 contextual calibration, which needs content-free inputs, is not possible.
+
+A line repeats the prompt once per label, which can be many kilobytes. What is wanted stands before and behind that and
+is found without parsing the rest: within JSON strings quotes are escaped, so a key with plain quotes is a key.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from lm_eval_proca.errors import ScoreTableError
+from lm_eval_proca.run_files import SAMPLES_FILE
 from lm_eval_proca.score_table import NO_GOLD, ScoreTable
 
-_FILE_NAME = re.compile(r"samples_(?P<task>.+)_(?P<date>\d{4}-\d\d-\d\dT[\d.-]+)\.jsonl")
+_DOC_ID = b'{"doc_id": '
+_TARGET, _ARGUMENTS, _RESPONSES = b', "target": ', b', "arguments": ', b', "resps": '
+_FILTERED = b', "filtered_resps": '
+_CONTINUATION = re.compile(rb', "arg_1": ("(?:[^"\\]|\\.)*")\}')
+_EMPTY_PROMPT = b'{"arg_0": "", "arg_1": '
 
 
-def read_samples(path: str | Path) -> ScoreTable:
-    """Raw scores and gold labels of a file that `lm_eval --log_samples` wrote.
+class Sample(NamedTuple):
+    """What one line says about one document; `end` are its fields from `resps` on."""
 
-    The log has one row per document and filter; the scores before any filter are the same in all of them.
-    """
+    doc_id: int
+    target: Any
+    choices: list[str]
+    scores: list[float]
+    end: Mapping[str, Any]
+
+
+def read_samples(path: str | Path, known: Mapping[str, Any] | None = None) -> ScoreTable:
+    """Raw scores and gold labels of a file that `lm_eval --log_samples` wrote; `known` is where they come from."""
     path = Path(path)
-    words: list[tuple[str, ...]] = []
+    words: list[str] = []
+    fixed = True
     scores: list[list[float]] = []
     gold: list[int] = []
     index: list[int] = []
-    seen: set[int] = set()
-    for number, row in _rows(path):
+    for number, line in first_lines(path):
         where = f"line {number} of {path}"
-        try:
-            doc_id, target, responses = int(row["doc_id"]), row["target"], row["resps"]
-            arguments = row["arguments"].values() if isinstance(row["arguments"], dict) else row["arguments"]
-            pairs = [tuple(pair.values()) if isinstance(pair, dict) else tuple(pair) for pair in arguments]
-            choices = [str(continuation).strip() for _, continuation in pairs]
-            # An instance may hold its response twice: lm-eval pads ranks with copies of requests.
-            values = [float(response[0][0]) for response in responses]
-        except (KeyError, TypeError, ValueError, IndexError) as error:
+        sample = _parsed(line, where)
+        if scores and len(sample.scores) != len(scores[0]):
             raise ScoreTableError(
-                f"{where} is no sample of a multiple-choice task of lm-eval (`--log_samples`); only tasks that score "
-                f"each choice can be calibrated."
-            ) from error
-        if doc_id in seen:
-            continue
-        seen.add(doc_id)
-        if _has_unconditional_half(pairs):
-            choices, values = choices[: len(choices) // 2], values[: len(values) // 2]
-        if scores and len(values) != len(scores[0]):
-            raise ScoreTableError(
-                f"{where} has {len(values)} choices, the rows before it {len(scores[0])}; only tasks with a fixed "
-                f"number of choices can be calibrated."
+                f"{where} has {len(sample.scores)} choices, the rows before it {len(scores[0])}; only tasks with a "
+                f"fixed number of choices can be calibrated."
             )
-        label = _gold(target, choices)
+        label = _gold(sample.target, sample.choices)
         if label == NO_GOLD:
-            raise ScoreTableError(f"{where}: the target {target!r} is none of the choices {choices}.")
-        _check_accuracy(row, values, label, where)
-        index.append(doc_id)
+            raise ScoreTableError(f"{where}: the target {sample.target!r} is none of the choices {sample.choices}.")
+        _check_accuracy(sample, label, where)
+        index.append(sample.doc_id)
         gold.append(label)
-        scores.append(values)
-        words.append(tuple(choices))
-    if not scores or len(scores[0]) < 2:
+        scores.append(sample.scores)
+        words = words or sample.choices
+        fixed = fixed and words == sample.choices
+    if len(words) < 2:
         raise ScoreTableError(f"{path} holds no sample with two choices or more.")
 
-    fixed = len(set(words)) == 1 and len(set(words[0])) == len(words[0])
-    labels = list(words[0]) if fixed else [f"choice {k + 1}" for k in range(len(scores[0]))]
+    fixed = fixed and len(set(words)) == len(words)
+    labels = words if fixed else [f"choice {k + 1}" for k in range(len(words))]
     return ScoreTable(
         role=np.full(len(scores), "eval"),
         index=np.array(index, dtype=np.int64),
         gold=np.array(gold, dtype=np.int64),
         estimate_gold=np.full(len(scores), NO_GOLD, dtype=np.int64),
         scores=np.array(scores, dtype=np.float64),
-        metadata={**_provenance(path), "labels": labels, "labels_are_positions": not fixed},
+        metadata={**(known or _provenance(path)), "labels": labels, "labels_are_positions": not fixed},
     )
 
 
-def _rows(path: Path) -> Iterable[tuple[int, Mapping[str, Any]]]:
+def first_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """The first line of each document, with its number.
+
+    The log has one line per document and filter; the scores before any filter are the same in all of them.
+    """
+    seen: set[bytes] = set()
     try:
-        with path.open(encoding="utf-8") as lines:
+        with path.open("rb") as lines:
             for number, line in enumerate(lines, start=1):
-                if not line.strip():
+                doc_id = line[: line.find(b",")]
+                if not line.strip() or (doc_id.startswith(_DOC_ID) and doc_id in seen):
                     continue
-                row = json.loads(line)
-                if not isinstance(row, dict):
-                    raise ScoreTableError(f"line {number} of {path} is not a JSON object, so not a sample of lm-eval.")
-                yield number, row
+                seen.add(doc_id)
+                yield number, line
     except OSError as error:
         raise ScoreTableError(f"Cannot read {path} ({error.strerror}).") from error
-    except ValueError as error:
-        if isinstance(error, ScoreTableError):
-            raise
-        raise ScoreTableError(f"{path} is not JSON Lines; it is damaged or was not written by lm-eval.") from error
 
 
-def _has_unconditional_half(pairs: list[tuple[Any, ...]]) -> bool:
-    """`acc_mutual_info` scores every choice a second time, after an empty prompt."""
-    half, odd = divmod(len(pairs), 2)
-    second = pairs[half:]
-    return half > 0 and not odd and all(pair[0] == "" for pair in second) and pairs[0][0] != ""
+def with_filter(line: bytes, name: str, log_proba: np.ndarray, right: bool) -> bytes:
+    """The same document as lm-eval would log it under a calibrator's filter, whose only metric is accuracy."""
+    end = _end(line)
+    greedy = [response[0][1] for response in end["resps"]][: len(log_proba)]
+    changed: dict[str, Any] = {
+        "filtered_resps": [[str(score), flag] for score, flag in zip(log_proba.tolist(), greedy, strict=True)],
+        "filter": name,
+        "metrics": ["acc"],
+        **{key: end[key] for key in ("doc_hash", "prompt_hash", "target_hash") if key in end},
+        "acc": float(right),
+    }
+    return line[: line.rfind(_FILTERED) + 2] + json.dumps(changed, ensure_ascii=False).encode()[1:] + b"\n"
+
+
+def document_hash(line: bytes) -> str:
+    """What stands for the document itself."""
+    return str(_end(line).get("doc_hash"))
+
+
+def _parsed(line: bytes, where: str) -> Sample:
+    try:
+        return _parse(line)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError) as error:
+        if not _is_json(line):
+            raise ScoreTableError(f"{where} is not JSON; the file is damaged or was cut.") from error
+        raise ScoreTableError(
+            f"{where} is no sample of a multiple-choice task of lm-eval (`--log_samples`); only tasks that score each "
+            f"choice can be calibrated."
+        ) from error
+
+
+def _parse(line: bytes) -> Sample:
+    responses = line.rfind(_RESPONSES)
+    arguments = line.rfind(_ARGUMENTS, 0, responses)
+    target = line.rfind(_TARGET, 0, arguments)
+    if target < 0 or not line.startswith(_DOC_ID):
+        raise ValueError("not a line of lm-eval")
+    end = _end(line)
+    choices = [json.loads(found).strip() for found in _CONTINUATION.findall(line, arguments, responses)]
+    # An instance may hold its response twice: lm-eval pads ranks with copies of requests.
+    scores = [float(response[0][0]) for response in end["resps"]]
+    if len(choices) != len(scores):
+        raise ValueError("not one response for each choice")
+    # `acc_mutual_info` scores every choice a second time, after an empty prompt.
+    if 2 * line.count(_EMPTY_PROMPT, arguments, responses) == len(choices):
+        choices, scores = choices[: len(choices) // 2], scores[: len(scores) // 2]
+    doc_id = int(line[len(_DOC_ID) : line.index(b",")])
+    return Sample(doc_id, json.loads(line[target + len(_TARGET) : arguments]), choices, scores, end)
+
+
+def _end(line: bytes) -> dict[str, Any]:
+    """The fields from `resps` on."""
+    return json.loads(b"{" + line[line.rfind(_RESPONSES) + 2 :])
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _gold(target: Any, choices: list[str]) -> int:
@@ -111,19 +167,20 @@ def _gold(target: Any, choices: list[str]) -> int:
     return choices.index(text) if choices.count(text) == 1 else NO_GOLD
 
 
-def _check_accuracy(row: Mapping[str, Any], values: list[float], label: int, where: str) -> None:
+def _check_accuracy(sample: Sample, label: int, where: str) -> None:
     """The log says whether the highest score was right, which shows whether we understood its target."""
-    unfiltered = row.get("filtered_resps") == [response[0] for response in row["resps"]]
-    if unfiltered and "acc" in row and float(row["acc"]) != float(np.argmax(values) == label):
+    end = sample.end
+    unfiltered = end.get("filtered_resps") == [response[0] for response in end["resps"]]
+    if unfiltered and "acc" in end and float(end["acc"]) != float(np.argmax(sample.scores) == label):
         raise ScoreTableError(
-            f"{where} says acc {row['acc']}, but its scores and its target {row['target']!r} say otherwise; the "
+            f"{where} says acc {end['acc']}, but its scores and its target {sample.target!r} say otherwise; the "
             f"target cannot be understood as one of the choices."
         )
 
 
 def _provenance(path: Path) -> dict[str, Any]:
     """Task, model and shots, as far as the file name and the results file beside it tell."""
-    name = _FILE_NAME.fullmatch(path.name)
+    name = SAMPLES_FILE.fullmatch(path.name)
     if name is None:
         return {"task": path.stem}
     known: dict[str, Any] = {"task": name["task"]}
@@ -132,5 +189,5 @@ def _provenance(path: Path) -> dict[str, Any]:
         known["model"] = results.get("model_name") or "unknown"
         known["num_fewshot"] = results["n-shot"][name["task"]]
     except (OSError, ValueError, KeyError, TypeError):
-        pass  # a log without its results file is as good, with less to print above the table
+        pass  # the results file only adds to what is printed above the table
     return known

@@ -12,6 +12,7 @@ import numpy as np
 
 from lm_eval_proca.errors import ScoreTableError
 from lm_eval_proca.experiments.sample_logs import read_samples
+from lm_eval_proca.run_files import visible_files
 from lm_eval_proca.score_table import ScoreTable
 
 
@@ -30,12 +31,7 @@ def find_score_tables(paths: Iterable[str | Path]) -> list[Path]:
         if not path.is_dir():
             found.append(path)
             continue
-        # A sweep fills a cell in a hidden folder before it is whole.
-        inside = sorted(
-            file
-            for file in path.rglob("*.parquet")
-            if not any(part.startswith(".") for part in file.relative_to(path).parts)
-        )
+        inside = visible_files(path, "*.parquet")  # a sweep fills a cell in a hidden folder before it is whole
         if not inside:
             raise ScoreTableError(
                 f"There is no score table (*.parquet) in {path}; write them with --metadata proca.scores_dir=DIR."

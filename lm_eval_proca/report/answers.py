@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from lm_eval_proca.errors import ResultsError
-from lm_eval_proca.report.results import METRIC
+from lm_eval_proca.report.results import METRIC, RAW
 
 _FILTER_KEY = b', "filter": '
 
@@ -55,13 +55,25 @@ def read_correct(file: Path) -> Correct:
     )
 
 
+def joined(parts: Sequence[Correct]) -> Correct:
+    """The documents of several logs as those of one, for the filters that all of them have."""
+    if len(parts) == 1:
+        return parts[0]
+    names = [name for name in parts[0].by_filter if all(name in part.by_filter for part in parts)]
+    return Correct(
+        documents=hashlib.sha256("".join(part.documents for part in parts).encode()).hexdigest(),
+        by_filter={name: np.concatenate([part.by_filter[name] for part in parts]) for name in names},
+    )
+
+
 def _parse(line: bytes) -> tuple[int, str, str, float]:
     """Document id, filter name, document hash and accuracy of one line.
 
     A line repeats the prompt once per label, which can be many kilobytes; what is wanted stands before and behind
-    that. Within JSON strings quotes are escaped, so the last `"filter"` key found here is the sample's own.
+    that. Within JSON strings quotes are escaped, so the last `"filter"` key found here is the sample's own; some
+    older lm-eval wrote none.
     """
     start = line.rfind(_FILTER_KEY)
     sample = json.loads(b"{" + line[start + 2 :]) if start > 0 and line.startswith(b'{"doc_id": ') else json.loads(line)
     doc_id = sample["doc_id"] if "doc_id" in sample else int(line[len(b'{"doc_id": ') : line.index(b",")])
-    return int(doc_id), str(sample["filter"]), str(sample["doc_hash"]), float(sample[METRIC])
+    return int(doc_id), str(sample.get("filter", RAW)), str(sample["doc_hash"]), float(sample[METRIC])

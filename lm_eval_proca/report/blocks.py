@@ -10,7 +10,7 @@ from lm_eval_proca.report.results import Notice, short_task_name
 from lm_eval_proca.statistics import mean, standard_deviation
 
 RAW_METHOD = "raw"
-METHOD_ORDER = (RAW_METHOD, "conca", "bc", "bc-g", "proca-g", "proca")
+METHOD_ORDER = (RAW_METHOD, "bc", "bc-g", "conca", "proca-g", "proca")
 DECIMALS = 1
 """Of the per cent shown; what looks equal in a table is equally best."""
 
@@ -19,7 +19,7 @@ Seeds = Mapping[Dataset, Collection[Seed]]
 
 
 def method_order(method: str) -> tuple[int, str]:
-    """Raw first, the paper's method last, anybody's own method after that."""
+    """Raw first, then the calibrator that is safe on any scores, the paper's method last, anybody's own after that."""
     return (METHOD_ORDER.index(method) if method in METHOD_ORDER else len(METHOD_ORDER), method)
 
 

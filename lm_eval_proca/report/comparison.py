@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from lm_eval_proca.errors import ResultsError
-from lm_eval_proca.report.answers import Correct, read_correct
+from lm_eval_proca.report.answers import Correct, joined, read_correct
 from lm_eval_proca.report.blocks import Block, blocks_of, method_order
 from lm_eval_proca.report.datasets import Dataset, Measurement, measurements_of
 from lm_eval_proca.report.leaderboard import Comparison, Leaderboard, Standing, Tally, leaderboard
-from lm_eval_proca.report.results import Notice, read_results, short_model_names
+from lm_eval_proca.report.preferences import Preference, preferences_of
+from lm_eval_proca.report.results import Notice, Run, read_results, short_model_names
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class Report:
     leaderboards: Sequence[Leaderboard]
     notices: Sequence[Notice]
     full_names: Mapping[str, str]
+    preferences: Sequence[Preference] = ()
 
     @property
     def models(self) -> list[str]:
@@ -51,9 +53,18 @@ class Report:
         return sorted(found)
 
 
-def compare(folders: Iterable[str | Path], tasks: Iterable[str] = ("*",)) -> Report:
-    """Read result folders and work out everything the tables show."""
-    results = read_results(folders, tasks)
+def compare(
+    folders: Iterable[str | Path],
+    tasks: Iterable[str] = ("*",),
+    known: Sequence[Notice] = (),
+    *,
+    groups: bool = False,
+) -> Report:
+    """Read result folders and work out everything the tables show; `known` is what was noticed before."""
+    try:
+        results = read_results(folders, tasks, groups=groups)
+    except ResultsError as error:  # what was skipped may be what was wanted
+        raise ResultsError(" ".join([str(error), *(notice.text for notice in known)])) from error
     short = short_model_names(run.model for run in results.runs)
     runs = [replace(run, model=short[run.model]) for run in results.runs]
     measurements, about_columns = measurements_of(runs)
@@ -63,38 +74,52 @@ def compare(folders: Iterable[str | Path], tasks: Iterable[str] = ("*",)) -> Rep
         leaderboard([block for block in blocks if block.shots == shots], answers)
         for shots in sorted({block.shots for block in blocks})
     ]
-    notices = [*results.notices, *answers.notices(), *about_columns, *about_gaps]
-    return Report(blocks, boards, notices, {name: full for full, name in short.items()})
+    notices = [*known, *results.notices, *answers.notices(), *about_columns, *about_gaps]
+    names = {name: full for full, name in short.items()}
+    preferences = preferences_of(measurements)
+    preferences.sort(key=lambda one: (one.tasks, one.labels, one.shots, one.model, method_order(one.method)))
+    return Report(blocks, boards, notices, names, preferences)
 
 
 class _Answers:
-    """The logged documents of measurements, each file read once, and what could not be read."""
+    """The logged documents of measurements, each log read once, and what could not be read."""
 
     def __init__(self) -> None:
-        self._read: dict[Path, Correct] = {}
+        self._read: dict[tuple[Path, ...], Correct | None] = {}
         self._damaged: dict[Path, str] = {}
         self._not_logged: dict[Path, None] = {}
 
     def __call__(self, measurement: Measurement) -> Correct | None:
-        file = measurement.run.samples_file
-        if file in self._read:
-            return self._read[file]
-        if file in self._damaged or file in self._not_logged:
+        run = measurement.run
+        files = tuple(run.samples_files)
+        if files not in self._read:
+            self._read[files] = self._joined(run, files)
+        return self._read[files]
+
+    def _joined(self, run: Run, files: Sequence[Path]) -> Correct | None:
+        found = [self._of_file(file) for file in files]
+        if any(one is None for one in found):
             return None
+        correct = joined([one for one in found if one is not None])
+        for name, accuracy in run.accuracy.items():
+            logged = correct.by_filter.get(name)
+            if logged is None or abs(logged.mean() - accuracy) > 1e-6:
+                # The average of a group need not weigh its tasks by size; a test over documents would not be its test.
+                if not run.members:
+                    text = f"{files[0]} does not give the accuracies of {run.file}; its paired tests are left out."
+                    self._damaged[files[0]] = text
+                return None
+        return correct
+
+    def _of_file(self, file: Path) -> Correct | None:
         if not file.is_file():
             self._not_logged[file] = None
             return None
         try:
-            correct = read_correct(file)
-            for name, accuracy in measurement.run.accuracy.items():
-                logged = correct.by_filter.get(name)
-                if logged is None or abs(logged.mean() - accuracy) > 1e-6:
-                    raise ResultsError(f"{file} does not give the accuracies of {measurement.run.file}")
+            return read_correct(file)
         except (OSError, ResultsError) as error:
             self._damaged[file] = f"{error}; its paired tests are left out."
             return None
-        self._read[file] = correct
-        return correct
 
     def notices(self) -> list[Notice]:
         notices = [Notice("damaged", text) for text in self._damaged.values()]
@@ -119,6 +144,9 @@ def as_dict(report: Report) -> dict[str, Any]:
         "methods": report.methods,
         "accuracies": [one for block in report.blocks for one in _accuracies(block)],
         "leaderboards": [_leaderboard(board) for board in report.leaderboards],
+        "preferences": [
+            {**asdict(one), "predicted_minus_gold": one.predicted_minus_gold} for one in report.preferences
+        ],
         "notices": [notice._asdict() for notice in report.notices],
     }
 

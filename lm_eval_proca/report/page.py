@@ -12,6 +12,7 @@ import importlib.resources
 import json
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from lm_eval_proca import __version__
 from lm_eval_proca.report.blocks import RAW_METHOD, Accuracy, Block
@@ -30,6 +31,7 @@ from lm_eval_proca.report.tables import (
     leaderboard_row,
     order_table,
     percent,
+    preference_tables,
 )
 
 escape = html.escape
@@ -67,6 +69,7 @@ def render_page(report: Report) -> str:
         "leaderboard": _leaderboard(report),
         "leaderboard_caption": escape(leaderboard_caption(report)),
         "order": _order(report),
+        "preferences": _preferences(report),
         "tables": "".join(_model(*captioned, open_=k < OPEN_TABLES) for k, captioned in enumerate(tables)),
     }
     # In one pass: what is put in is never searched again.
@@ -135,6 +138,8 @@ def _entry(entry: Entry, kind: str = "", content: str | None = None, style: str 
         content += f"<small>±{escape(entry.spread)}</small>"
     if entry.note:
         content += f"<small>{escape(entry.note)}</small>"
+    if entry.bar is not None:
+        content = _bar(entry.bar) + content
     value = "" if entry.value is None else f' data-value="{escape(str(entry.value))}"'
     return f"<td{_class('number' if entry.number else '', kind)}{value}{style}>{content}</td>"
 
@@ -249,6 +254,45 @@ def _order(report: Report) -> str:
         return ""
     drawn = _scrolling(table, table.caption, kinds=["", "", "", "order", "order"])
     return f'<section aria-labelledby="order-title"><h2 id="order-title">{escape(table.title)}</h2>{drawn}</section>'
+
+
+def _preferences(report: Report) -> str:
+    """The table of preferred labels, its points as bars to both sides of the gold share."""
+    tables = preference_tables(report)
+    if not tables:
+        return ""
+    drawn = [
+        f"<h3>{escape(table.title)}</h3>{_scrolling(_with_bars(table), caption)}"
+        for table, caption in caption_once(tables)
+    ]
+    return (
+        '<section aria-labelledby="preferences-title"><h2 id="preferences-title">Who prefers which label</h2>'
+        f"{''.join(drawn)}</section>"
+    )
+
+
+def _with_bars(table: Table) -> Table:
+    points = slice(4, len(table.columns) - 1)
+    widest = max(abs(float(entry.value or 0)) for row in table.rows for entry in row[points]) or 1.0
+    rows = [
+        [
+            replace(entry, bar=float(entry.value or 0) / widest) if k in range(*points.indices(len(row))) else entry
+            for k, entry in enumerate(row)
+        ]
+        for row in table.rows
+    ]
+    return replace(table, rows=rows)
+
+
+def _bar(share: float) -> str:
+    """To the right for more than the gold share, to the left for less; 1 is the longest in its table."""
+    half = 30
+    start, length = half + min(0.0, share) * half, abs(share) * half
+    return (
+        f'<svg class="preference" width="{2 * half}" height="10" aria-hidden="true"><line class="grid" x1="{half}" '
+        f'x2="{half}" y1="0" y2="10"/><rect class="{"more" if share > 0 else "less"}" x="{start:.1f}" y="1" '
+        f'width="{length:.1f}" height="8"/></svg>'
+    )
 
 
 def _model(table: Table, caption: str, open_: bool) -> str:

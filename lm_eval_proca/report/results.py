@@ -19,13 +19,12 @@ from typing import Any, NamedTuple
 from lm_eval_proca.calibration.registry import CALIBRATORS, get_calibrator
 from lm_eval_proca.errors import ResultsError
 from lm_eval_proca.identity import BACKEND, IDENTITY_FILE, Part, digest, model_identity, weights_and_rest
+from lm_eval_proca.report.preferences import LabelCounts, add_label_counts, read_label_counts
+from lm_eval_proca.run_files import leaves, result_files, samples_file
 
 METRIC = "acc"
 RAW = "none"
 """The filter of what lm-eval reports without calibration."""
-
-# lm-eval writes results_<date>.json into a folder, or <stem>_<date>.json where --output_path is a JSON file.
-RESULT_FILE = re.compile(r"(results|.+_(?P<date>\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d(\.\d+)?))\.json", re.DOTALL)
 
 OF_THE_PROMPT = (
     "description", "doc_to_text", "doc_to_target", "doc_to_choice", "process_docs", "target_delimiter",
@@ -63,13 +62,14 @@ class Run:
     prompt_hash: str | None
     estimate_hash: str | None
     methods: Mapping[str, str]
+    label_counts: Mapping[str, LabelCounts]
+    members: tuple[str, ...] = ()
+    """The tasks of a group, whose average this is."""
 
     @property
-    def samples_file(self) -> Path:
+    def samples_files(self) -> list[Path]:
         """Where `--log_samples` put the documents of this run."""
-        match = RESULT_FILE.fullmatch(self.file.name)
-        date = match["date"] if match else None
-        return self.file.parent / f"samples_{self.task}_{date}.jsonl"
+        return [samples_file(self.file, task) for task in self.members or (self.task,)]
 
 
 class Notice(NamedTuple):
@@ -87,15 +87,20 @@ class Results:
     notices: list[Notice] = field(default_factory=list)
 
 
-def read_results(folders: Iterable[str | Path], tasks: Iterable[str] = ("*",)) -> Results:
-    """Read every result under `folders`, keeping tasks whose name, long or short, matches one of `tasks`."""
+def read_results(folders: Iterable[str | Path], tasks: Iterable[str] = ("*",), *, groups: bool = False) -> Results:
+    """Read every result under `folders`, keeping tasks whose name, long or short, matches one of `tasks`.
+
+    With `groups`, a group that has an accuracy stands in place of its tasks.
+    """
     results = Results()
     patterns = list(tasks)
     without_calibration: Counter[str] = Counter()
-    for file in _result_files(folders):
+    for file in result_files(folders):
         try:
             document = json.loads(file.read_text(encoding="utf-8"))
             runs, only_raw = _runs_of(file, document)
+            if groups:
+                runs = _with_groups(document, runs)
         except (OSError, ValueError, RecursionError) as error:
             # The decoder's own words: json errors say the line, ResultsError says the field.
             results.notices.append(Notice("damaged", f"{file} was skipped: {_reason(error)}."))
@@ -124,12 +129,14 @@ def short_task_name(task: str) -> str:
     return task.removeprefix("proca_")
 
 
+def matches(task: str, patterns: Iterable[str]) -> bool:
+    """Whether one of the patterns is for this task, by its long or its short name."""
+    return any(fnmatchcase(task, pattern) or fnmatchcase(short_task_name(task), pattern) for pattern in patterns)
+
+
 def _matching(names: Iterable[str], patterns: Iterable[str], notices: list[Notice]) -> set[str]:
     """The names that are asked for; a pattern that matches none of them is said."""
-    found = {
-        pattern: {name for name in names if fnmatchcase(name, pattern) or fnmatchcase(short_task_name(name), pattern)}
-        for pattern in patterns
-    }
+    found = {pattern: {name for name in names if matches(name, [pattern])} for pattern in patterns}
     unmatched = ", ".join(repr(pattern) for pattern, matching in found.items() if not matching)
     if names and unmatched:
         text = f"No task matches {unmatched}; there are: {', '.join(sorted(map(short_task_name, names)))}."
@@ -142,31 +149,6 @@ def _matching(names: Iterable[str], patterns: Iterable[str], notices: list[Notic
 def _nothing_to_compare(text: str, notices: Iterable[Notice]) -> ResultsError:
     """What was skipped may be what was wanted."""
     return ResultsError(" ".join([text, *(notice.text for notice in notices)]))
-
-
-def _result_files(folders: Iterable[str | Path]) -> list[Path]:
-    files: dict[Path, Path] = {}
-    for folder in map(Path, folders):
-        if folder.is_file():
-            found = [folder]
-        elif folder.is_dir():
-            # Names with a leading dot are unfinished work of somebody.
-            found = [
-                path
-                for path in sorted(folder.rglob("*.json"))
-                if RESULT_FILE.fullmatch(path.name)
-                and not any(part.startswith(".") for part in path.relative_to(folder).parts)
-            ]
-        else:
-            raise ResultsError(f"There is no folder {folder}; give folders that `lm_eval --output_path` wrote.")
-        if not found:
-            raise ResultsError(
-                f"{folder} holds no results_DATE.json with a date as in results_2026-01-31T12-00-00.json; give folders "
-                f"that `lm_eval --output_path` wrote, or renamed files themselves."
-            )
-        for path in found:
-            files.setdefault(path.resolve(), path)
-    return list(files.values())
 
 
 def _runs_of(file: Path, document: Any) -> tuple[list[Run], list[str]]:
@@ -211,9 +193,49 @@ def _runs_of(file: Path, document: Any) -> tuple[list[Run], list[str]]:
                 prompt_hash=_text(proca.get("prompt_hash")),
                 estimate_hash=_text(proca.get("estimate_hash")),
                 methods={name: _method_name(name, task_config, generated) for name in accuracy},
+                label_counts=read_label_counts(proca, accuracy),
             )
         )
     return runs, without_calibration
+
+
+def _with_groups(document: Mapping[str, Any], runs: Sequence[Run]) -> list[Run]:
+    """The outermost groups in place of their tasks, where all of those are there and alike in shots and seed."""
+    by_task = {run.task: run for run in runs}
+    subtasks = _mapping(document, "group_subtasks")
+    inner = {child for children in subtasks.values() for child in children}
+    for group in subtasks:
+        members = [by_task.get(task) for task in leaves(subtasks, group)]
+        accuracy = dict(_accuracies(group, _object(document, "results").get(group) or {}))
+        known = [run for run in members if run is not None]
+        alike = len({(run.shots, run.seed) for run in known}) == 1 and len(known) == len(members)
+        if group in inner or group in by_task or not alike or not set(accuracy) - {RAW}:
+            continue
+        for run in known:
+            by_task.pop(run.task, None)
+        by_task[group] = _group_run(group, known, accuracy, _mapping(document, "versions").get(group))
+    return list(by_task.values())
+
+
+def _group_run(group: str, members: Sequence[Run], accuracy: Mapping[str, float], version: Any) -> Run:
+    conditions = [run.conditions for run in members]
+    rows = [one.eval_rows for one in conditions if one.eval_rows is not None]
+    hashes = [one.eval_hash for one in conditions]
+    return replace(
+        members[0],
+        task=_printable(group),
+        accuracy=accuracy,
+        conditions=conditions[0]._replace(
+            task_version=_text(version),
+            eval_rows=sum(rows) if len(rows) == len(members) else None,
+            eval_hash=None if None in hashes else digest(hashes),
+            template=digest([one.template for one in conditions], 6),
+        ),
+        prompt_hash=digest([run.prompt_hash for run in members]),
+        estimate_hash=digest([run.estimate_hash for run in members]),
+        label_counts=add_label_counts([run.label_counts for run in members]),
+        members=tuple(run.task for run in members),
+    )
 
 
 def _digest_of_template(task_config: Mapping[str, Any]) -> str:

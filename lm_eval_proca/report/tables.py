@@ -15,10 +15,19 @@ FEWER_SEEDS = "†"
 NOT_AVERAGED = "‡"
 FEWER_SEEDS_CAPTION = f"{FEWER_SEEDS}: fewer seeds than other results with as many shots, or an average over such."
 
+PREFERENCE_CAPTION = (
+    "Share of predictions minus share of gold labels, in points: above 0 the model prefers the label. SD of recalls: "
+    "standard deviation of recall over the labels, 0 without selection bias (Zheng et al., 2024), in points. Documents "
+    "of all tasks and seeds with these labels are counted together."
+)
+
 
 @dataclass(frozen=True)
 class Entry:
-    """`value` is what a sortable table sorts by; `spread` is a standard deviation; `note` follows in small print."""
+    """`value` is what a sortable table sorts by; `spread` is a standard deviation; `note` follows in small print.
+
+    `bar`, between -1 and 1, is drawn beside it on the page.
+    """
 
     text: str
     value: float | str | None = None
@@ -26,6 +35,7 @@ class Entry:
     note: str = ""
     bold: bool = False
     number: bool = True
+    bar: float | None = None
 
 
 @dataclass(frozen=True)
@@ -185,6 +195,33 @@ def order_table(report: Report) -> Table | None:
 
 def _order_text(places: Sequence[Sequence[str]]) -> str:
     return " > ".join(" = ".join(models) for models in places)
+
+
+def preference_tables(report: Report) -> list[Table]:
+    """Who prefers which label: one table per list of label words, which is for the page; others have it as data."""
+    tables = []
+    for labels in dict.fromkeys(one.labels for one in report.preferences):
+        alike = [one for one in report.preferences if one.labels == labels]
+        rows = [
+            [
+                Entry(str(one.shots), value=one.shots),
+                word(one.model),
+                word(one.method),
+                Entry(str(one.documents), value=one.documents),
+                *(Entry(percent(surplus, sign=True), value=surplus) for surplus in one.predicted_minus_gold),
+                Entry(MISSING) if one.recall_sd is None else Entry(percent(one.recall_sd), value=one.recall_sd),
+            ]
+            for one in alike
+        ]
+        tables.append(
+            Table(
+                f"Preferred labels: {', '.join(alike[0].tasks[:3])}{', …' if len(alike[0].tasks) > 3 else ''}",
+                ["Shots", "Model", "Method", "Documents", *labels, "SD of recalls"],
+                rows,
+                PREFERENCE_CAPTION,
+            )
+        )
+    return tables
 
 
 def all_tables(report: Report) -> list[Table]:

@@ -153,5 +153,5 @@ def test_proportions_reach_the_prompts(
         [log] = run.glob("samples_*.jsonl")
         prompt = json.loads(log.read_text().splitlines()[0])["arguments"]["gen_args_0"]["arg_0"]
         shown = [label for sentence, label in rows_of.items() if sentence.strip() in prompt]
-        negative, positive = re.search(r"demonstration_counts=(\d)__(\d)", run.name).groups()
+        negative, positive = re.search(r"demonstration_counts=(\d)\D+(\d)", run.name).groups()
         assert (shown.count(0), shown.count(1)) == (int(negative), int(positive))

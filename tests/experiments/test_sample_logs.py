@@ -135,5 +135,5 @@ def test_scores_that_are_not_finite_are_kept_and_refused_where_they_would_be_cal
 def test_a_cut_file_is_refused(log: Path, tmp_path: Path) -> None:
     text = log.read_text()
     (tmp_path / "cut.jsonl").write_text(text[: len(text) // 2])
-    with pytest.raises(ScoreTableError, match="not JSON Lines"):
+    with pytest.raises(ScoreTableError, match=r"line \d+ of .* is not JSON; the file is damaged or was cut"):
         read_samples(tmp_path / "cut.jsonl")

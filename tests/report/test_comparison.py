@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import json
 import statistics
+from pathlib import Path
 
+import numpy as np
 import pytest
 from scipy.stats import binomtest, kendalltau
+from sklearn.metrics import recall_score
 
 from lm_eval_proca.report.comparison import Report, as_dict, compare
+from lm_eval_proca.report.page import render_page
+from lm_eval_proca.report.preferences import read_label_counts
+from tests.output_folders import Matrix, write_output
+from tests.score_tables import made_table
 
 
 def notices(report: Report, kind: str) -> list[str]:
@@ -253,7 +260,7 @@ def test_generated_estimate_sets_stand_beside_the_sampled(write_result):
         accuracy={**filters, "proca": 0.8}, estimate_source="file:generated.jsonl", estimate_size=57
     ).parent
     report = compare([folder])
-    assert report.methods == ["raw", "conca", "bc", "bc-g", "proca-g", "proca"]
+    assert report.methods == ["raw", "bc", "bc-g", "conca", "proca-g", "proca"]
     assert [dataset.name for dataset in report.datasets_of("org/model")] == ["sst2"]
     assert accuracy_of(report, "sst2", "proca-g").mean == 0.8
     assert accuracy_of(report, "sst2", "proca").mean == 0.9
@@ -344,3 +351,40 @@ def test_as_dict_is_plain_json(lm_eval_folder):
     document = json.loads(json.dumps(as_dict(compare([lm_eval_folder])), allow_nan=False))
     assert {one["dataset"] for one in document["accuracies"]} == {"toy", "other"}
     assert document["leaderboards"][0]["standings"][0]["rank"] == 1
+
+
+def test_preferred_labels_are_counted_over_tasks_with_the_same_labels(tmp_path: Path) -> None:
+    from lm_eval_proca.cli import main
+
+    tasks = {}
+    for seed, name in enumerate(("physics", "algebra", "colours")):
+        table = made_table(labels=4, eval_rows=60 + 40 * seed, seed=seed)
+        words = ("red", "blue", "green", "grey") if name == "colours" else ("A", "B", "C", "D")
+        tasks[name] = Matrix(table.scores_of("eval"), table.gold_of("eval"), words)
+    write_output(tmp_path / "in", "org/model", tasks)
+    assert main(["calibrate", str(tmp_path / "in"), "--calibrators", "bc", "--output", str(tmp_path / "out")]) == 0
+    found = compare([tmp_path / "out"]).preferences
+    assert [(one.labels[0], one.method, one.tasks) for one in found] == [
+        ("A", "raw", ["algebra", "physics"]),
+        ("A", "bc", ["algebra", "physics"]),
+        ("red", "raw", ["colours"]),
+        ("red", "bc", ["colours"]),
+    ]
+    gold = np.concatenate([tasks[name].gold for name in ("physics", "algebra")])
+    predicted = np.concatenate([tasks[name].scores.argmax(axis=1) for name in ("physics", "algebra")])
+    assert found[0].documents == 160
+    assert found[0].predicted_minus_gold == pytest.approx((np.bincount(predicted) - np.bincount(gold)) / 160)
+    assert found[0].recall_sd == pytest.approx(np.std(recall_score(gold, predicted, average=None)))
+    assert found[0].predicted_minus_gold[3] > 0.2  # made to prefer the last label
+    assert as_dict(compare([tmp_path / "out"]))["preferences"][0]["predicted_minus_gold"][3] > 0.2
+    page = render_page(compare([tmp_path / "out"]))
+    assert "Who prefers which label" in page
+    assert page.count('<svg class="preference"') == 4 * 4
+    assert "Preferred labels: algebra, physics" in page
+
+
+@pytest.mark.parametrize("bias", [None, 3, {"none": {}}, {"none": {"predicted_share": "x"}}])
+def test_a_record_of_labels_that_is_not_ours_is_no_preference(bias: object) -> None:
+    record = {"labels": ["A", "B"], "eval_rows": 10, "bias": bias}
+    assert read_label_counts(record, ["none"]) == {}
+    assert read_label_counts({}, ["none"]) == {}

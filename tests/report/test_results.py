@@ -34,7 +34,7 @@ def test_reads_what_lm_eval_writes(lm_eval_folder):
         assert run.conditions.eval_rows == 40
         assert run.conditions.estimate_size == 60
         assert run.conditions.eval_hash
-        logged = read_correct(run.samples_file).by_filter
+        logged = read_correct(*run.samples_files).by_filter
         assert {name: pytest.approx(correct.mean()) for name, correct in logged.items()} == run.accuracy
 
 
@@ -91,7 +91,7 @@ def test_output_path_that_is_a_file(write_result):
     file = write_result(correct={"none": [0, 1], "proca": [1, 1]})
     renamed = file.rename(file.with_name(file.name.replace("results_", "out_")))
     (run,) = read_results([renamed.parent]).runs
-    assert run.samples_file.is_file()
+    assert [file.is_file() for file in run.samples_files] == [True]
 
 
 def test_tasks_without_calibration_are_left_out_and_said(write_result):

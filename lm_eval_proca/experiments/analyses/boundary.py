@@ -13,8 +13,8 @@ import numpy as np
 from scipy.special import expit, log_expit
 
 from lm_eval_proca.experiments.analyses.observations import prompt_of
-from lm_eval_proca.experiments.recalibration import RAW, accuracy_of
-from lm_eval_proca.fitting import fit, fit_all
+from lm_eval_proca.experiments.recalibration import accuracy_of
+from lm_eval_proca.fitting import RAW, fit, fit_all
 from lm_eval_proca.score_table import ScoreTable
 from lm_eval_proca.statistics import Observation, accuracy
 

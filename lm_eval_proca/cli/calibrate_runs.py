@@ -1,0 +1,128 @@
+"""``lm-eval-proca calibrate`` for whole output folders of `lm_eval --log_samples`."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lm_eval_proca.errors import ResultsError
+from lm_eval_proca.run_files import RESULT_FILE, result_files, samples_file, samples_without_results
+
+if TYPE_CHECKING:
+    from lm_eval_proca.calibration.base import Calibrator
+    from lm_eval_proca.experiments.finished_runs import CalibratedRun
+
+NAMED = 5
+"""So many tasks are named where a sentence is about many."""
+
+
+def calibrate_folders(paths: Sequence[str], calibrators: Mapping[str, Calibrator], output: str | None) -> int:
+    """Print lm-eval's table with calibrated rows for every results file; 1 if something was skipped."""
+    from lm_eval_proca.experiments.finished_runs import FittedTask, calibrate_run, write_document, write_samples
+
+    files = result_files(paths)
+    targets = _targets(paths, files, output)
+    problems = [
+        f"{path} was skipped: there is no results file of the same date beside it."
+        for path in samples_without_results([path for path in paths if _is_folder(path)], files)
+    ]
+    with progress(files) as done:
+        for file in files:
+            target = targets.get(file)
+
+            def keep(task: FittedTask, target: Path | None = target) -> None:
+                if target is not None:
+                    write_samples(task, target.parent / task.samples.name)
+
+            try:
+                run = calibrate_run(file, calibrators, keep=keep, done=done)
+            except ResultsError as error:
+                problems.append(str(error))
+                continue
+            _print(run)
+            problems += [f"{one.task} of {file} was skipped: {one.reason}." for one in run.skipped]
+            if target is not None:
+                _copy_other_samples(run, target)
+                write_document(run.document, target)  # last: whoever finds it finds the samples
+    for problem in problems:
+        print(f"lm-eval-proca calibrate: {problem}", file=sys.stderr)
+    if output is not None:
+        print(f"results and samples written to {output}", file=sys.stderr)
+    return 1 if problems else 0
+
+
+@contextmanager
+def progress(files: Iterable[Path]) -> Iterator[Callable[[], Any]]:
+    """A bar over the sample logs of all results files, on a terminal only."""
+    from tqdm import tqdm
+
+    dates = [(file.parent, match["date"]) for file in files if (match := RESULT_FILE.fullmatch(file.name))]
+    total = sum(1 for folder, date in dates for _ in folder.glob(f"samples_*_{date}.jsonl"))
+    with tqdm(total=total, unit="tasks", desc="calibrating", disable=None) as bar:
+        yield bar.update
+
+
+def _is_folder(path: str) -> bool:
+    return Path(path).is_dir()
+
+
+def _targets(paths: Sequence[str], files: Sequence[Path], output: str | None) -> dict[Path, Path]:
+    """Where each results file is written: at its place below --output."""
+    if output is None:
+        return {}
+    targets: dict[Path, Path] = {}
+    for file in files:
+        folder = next((Path(path) for path in paths if file.is_relative_to(path) and _is_folder(path)), file.parent)
+        target = Path(output) / file.relative_to(folder)
+        if target.resolve() == file.resolve() or target in targets.values():
+            raise ResultsError(f"{file} would be written to {target}, where another result is; name another --output.")
+        targets[file] = target
+    return targets
+
+
+def _copy_other_samples(run: CalibratedRun, target: Path) -> None:
+    """Tasks without calibrated rows of ours keep their log."""
+    for task in run.document["configs"]:
+        source = samples_file(run.file, task)
+        copy = target.parent / source.name
+        if source.is_file() and task not in run.calibrated:
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, copy)
+
+
+def _print(run: CalibratedRun) -> None:
+    from lm_eval.utils import make_table
+    from tqdm import tqdm
+
+    document = {"versions": {}, **run.document}
+    lines = [f"{document.get('model_name') or 'unknown model'}, {run.file}", make_table(document)]
+    lines += [make_table(document, "groups")] if document.get("groups") else []
+    lines += [f"note: {note}" for note in _notes(run)]
+    tqdm.write("\n".join(lines) + "\n")  # around the bar
+
+
+def _notes(run: CalibratedRun) -> Iterator[str]:
+    if run.calibrated:
+        yield (
+            f"{_count(run.calibrated)} calibrated on their own unlabeled evaluation rows, cross-fitted: every document "
+            f"by a fit that has not seen it. recall_sd is the standard deviation of recall over the labels; a group's "
+            f"is that of all its documents."
+        )
+    for reason, tasks in run.unchanged.items():
+        yield f"{_count(tasks)} unchanged ({_some(tasks)}): {reason}."
+    for reason, names in run.failures.items():
+        calibrators = dict.fromkeys(name for of_task in names.values() for name in of_task)
+        yield f"no row for {', '.join(calibrators)} of {_some(list(names))}: {reason}"
+    yield from run.notes
+
+
+def _count(tasks: Sequence[str]) -> str:
+    return f"{len(tasks)} task{'' if len(tasks) == 1 else 's'}"
+
+
+def _some(tasks: Sequence[str]) -> str:
+    return ", ".join(tasks[:NAMED]) + (f" and {len(tasks) - NAMED} more" if len(tasks) > NAMED else "")

@@ -1,0 +1,251 @@
+"""Finished runs of `lm_eval --log_samples`: every fixed-label task of a results file, calibrated from its sample log.
+
+One task is read, cross-fitted, measured and written before the next, so memory holds the scores of one sample log.
+What lm-eval measured stays as it is; calibrated rows come beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+
+import numpy as np
+
+from lm_eval_proca import __version__
+from lm_eval_proca.calibration.registry import CALIBRATORS
+from lm_eval_proca.errors import ResultsError, ScoreTableError
+from lm_eval_proca.experiments.group_rows import (
+    ACCURACY,
+    RECALL_SD,
+    SAME,
+    STDERR,
+    add_group_rows,
+    evaluated,
+    lower_is_better,
+)
+from lm_eval_proca.experiments.sample_logs import document_hash, first_lines, read_samples, with_filter
+from lm_eval_proca.files import replacing
+from lm_eval_proca.fitting import RAW, Fit, fit_all, label_biases, predictions
+from lm_eval_proca.run_files import samples_file
+from lm_eval_proca.score_table import ScoreTable
+from lm_eval_proca.statistics import accuracy, confusion, standard_error
+
+if TYPE_CHECKING:
+    from lm_eval_proca.calibration.base import Calibrator
+
+CALIBRATED_IN_RUN = "calibrated by the run itself"
+NO_CHOICES = "they do not score choices, or report no accuracy"
+
+
+class Skipped(NamedTuple):
+    """A task without calibrated rows. `damaged`: its files are not what lm-eval wrote."""
+
+    task: str
+    reason: str
+    damaged: bool
+
+
+@dataclass(frozen=True)
+class CalibratedRun:
+    """A results file of lm-eval with calibrated rows in it, and what has none.
+
+    `unchanged` are tasks that cannot be calibrated as their configuration says, or need not be, by reason; `skipped`
+    are those that seemed possible and were not; `failures` are the calibrators of a task that were not, by reason.
+    """
+
+    file: Path
+    document: dict[str, Any]
+    calibrated: list[str] = field(default_factory=list)
+    unchanged: dict[str, list[str]] = field(default_factory=dict)
+    skipped: list[Skipped] = field(default_factory=list)
+    failures: dict[str, dict[str, list[str]]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class FittedTask:
+    """One task of a results file: its scores, and what the calibrators make of them."""
+
+    name: str
+    samples: Path
+    table: ScoreTable
+    fits: Mapping[str, Fit]
+
+
+def read_document(file: Path) -> dict[str, Any]:
+    """A results file of lm-eval, or a sentence."""
+    try:
+        document = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ResultsError(f"{file} was skipped: it cannot be read as JSON ({error}).") from error
+    if not isinstance(document, dict):
+        raise ResultsError(f"{file} was skipped: it is not a JSON object, so it is no result of lm-eval.")
+    for key in ("results", "configs"):
+        if not _all_objects(document.get(key)):
+            raise ResultsError(f"{file} was skipped: it has no object '{key}', so it is no result of lm-eval.")
+    for key in ("groups", "group_subtasks", "n-samples", "n-shot", "higher_is_better"):
+        of_objects = key not in ("group_subtasks", "n-shot")
+        value = document.get(key) or {}
+        if not (_all_objects(value) if of_objects else isinstance(value, dict)):
+            raise ResultsError(f"{file} was skipped: its '{key}' is not what lm-eval writes.")
+    return document
+
+
+def why_unchanged(document: Mapping[str, Any], task: str) -> str | None:
+    """Why a task of a results file is left as it is, before its samples are looked at."""
+    metrics = document["results"].get(task, {})
+    raw = metrics.get(f"{ACCURACY},{RAW}")
+    if any(f"{ACCURACY},{name}" in metrics for name in CALIBRATORS):
+        return CALIBRATED_IN_RUN
+    scores_choices = document["configs"][task].get("output_type", "multiple_choice") == "multiple_choice"
+    return None if scores_choices and isinstance(raw, (int, float)) else NO_CHOICES
+
+
+def calibrate_run(
+    file: Path,
+    calibrators: Mapping[str, Calibrator],
+    *,
+    wanted: Callable[[str], bool] = lambda task: True,
+    keep: Callable[[FittedTask], None] = lambda task: None,
+    done: Callable[[], None] = lambda: None,
+) -> CalibratedRun:
+    """Calibrate the wanted tasks of a results file, then its groups.
+
+    `keep` is given each task before the next is read; `done` is called after each sample log.
+    """
+    run = CalibratedRun(file, read_document(file))
+    confusions: dict[str, dict[str, np.ndarray]] = {}
+    labels: dict[str, list[str]] = {}
+    for name in filter(wanted, run.document["configs"]):
+        if (reason := why_unchanged(run.document, name)) is not None:
+            run.unchanged.setdefault(reason, []).append(name)
+            continue
+        try:
+            table = _read(file, run.document, name)
+        except _NotCalibrated as error:
+            run.skipped.append(Skipped(name, str(error), error.damaged))
+        else:
+            fits, failures = fit_all(table, calibrators)
+            task = FittedTask(name, samples_file(file, name), table, fits)
+            confusions[name] = _add_rows(run, task, failures)
+            labels[name] = table.labels
+            keep(task)
+        done()
+    run.notes.extend(add_group_rows(run.document, confusions, labels))
+    return run
+
+
+def write_document(document: Mapping[str, Any], target: Path) -> None:
+    """A results file, as lm-eval writes it."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(target) as unfinished:
+        unfinished.write_text(json.dumps(document, indent=2, ensure_ascii=False), encoding="utf-8")
+
+
+def write_samples(task: FittedTask, target: Path) -> None:
+    """lm-eval's sample log, and then one line per document for every calibrator."""
+    gold = task.table.gold_of("eval")
+    with _new_file(target) as written:
+        with task.samples.open("rb") as lines:
+            shutil.copyfileobj(lines, written)
+        for name, fit in task.fits.items():
+            right = np.argmax(fit.log_proba, axis=1) == gold
+            for row, line in _lines(task):
+                written.write(with_filter(line, name, fit.log_proba[row], bool(right[row])))
+
+
+def write_answers(task: FittedTask, target: Path) -> None:
+    """Of such a log only what a comparison reads: document, filter, right or wrong."""
+    gold = task.table.gold_of("eval")
+    documents = task.table.index_of("eval").tolist()
+    right = {name: predicted == gold for name, _, predicted in predictions(task.table, task.fits)}
+    with _new_file(target) as written:
+        for row, line in _lines(task):
+            index, found = documents[row], document_hash(line)
+            for name, of_filter in right.items():
+                answer = {"doc_id": index, "filter": name, "doc_hash": found, ACCURACY: float(of_filter[row])}
+                written.write(json.dumps(answer).encode() + b"\n")
+
+
+@contextmanager
+def _new_file(target: Path) -> Iterator[BinaryIO]:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(target) as unfinished, unfinished.open("wb") as written:
+        yield written
+
+
+def _lines(task: FittedTask) -> Iterator[tuple[int, bytes]]:
+    """One line of each document; lines are in the order of the table, fits in that of the documents."""
+    rows = np.argsort(np.argsort(task.table.index, kind="stable"), kind="stable")
+    yield from zip(rows.tolist(), (line for _, line in first_lines(task.samples)), strict=True)
+
+
+class _NotCalibrated(Exception):
+    def __init__(self, reason: str, *, damaged: bool) -> None:
+        super().__init__(reason)
+        self.damaged = damaged
+
+
+def _read(file: Path, document: Mapping[str, Any], task: str) -> ScoreTable:
+    path = samples_file(file, task)
+    if not path.is_file():
+        raise _NotCalibrated(f"there is no {path.name} beside {file} (run lm_eval with --log_samples)", damaged=True)
+    shots = (document.get("n-shot") or {}).get(task)
+    try:
+        table = read_samples(path, {"task": task, "model": document.get("model_name"), "num_fewshot": shots})
+    except ScoreTableError as error:
+        raise _NotCalibrated(str(error).rstrip("."), damaged=True) from error
+    if table.metadata["labels_are_positions"]:
+        raise _NotCalibrated("its choices differ from document to document, or from input to input", damaged=False)
+    expected, found = evaluated(document, task), len(table.index)
+    if expected not in (None, found):
+        raise _NotCalibrated(f"{path} holds {found} of {expected} documents; it was cut", damaged=True)
+    logged = accuracy(table.gold_of("eval"), np.argmax(table.scores_of("eval"), axis=1))
+    if not math.isclose(logged, document["results"][task][f"{ACCURACY},{RAW}"], abs_tol=SAME):
+        raise _NotCalibrated(f"{path} does not give the accuracy of {file}", damaged=True)
+    return table
+
+
+def _add_rows(run: CalibratedRun, task: FittedTask, failures: Mapping[str, str]) -> dict[str, np.ndarray]:
+    """Put the numbers of a task into the document; its confusions by filter."""
+    metrics, config = run.document["results"][task.name], run.document["configs"][task.name]
+    gold = task.table.gold_of("eval")
+    bias, confusions = label_biases(task.table, task.fits), {}
+    for name, _, predicted in predictions(task.table, task.fits):
+        if name != RAW:
+            metrics[f"{ACCURACY},{name}"] = accuracy(gold, predicted)
+            metrics[f"{STDERR},{name}"] = standard_error(predicted == gold)
+        metrics[f"{RECALL_SD},{name}"] = bias[name]["recall_sd"]
+        confusions[name] = confusion(gold, predicted, len(task.table.labels))
+    lower_is_better(run.document, task.name)
+    metadata = config.get("metadata")
+    config["metadata"] = {
+        **(metadata if isinstance(metadata, dict) else {}),
+        "proca": {
+            "calibrated_by": f"lm-eval-proca {__version__} calibrate",
+            "labels": task.table.labels,
+            "eval_rows": len(gold),
+            "folds": max((fit.folds for fit in task.fits.values()), default=None),
+            "fits": {name: fit.calibrator.fit_report() for name, fit in task.fits.items()},
+            "not_calibrated": dict(failures),
+            "bias": bias,
+        },
+    }
+    if task.fits:
+        run.calibrated.append(task.name)
+    if (reason := task.table.not_finite()) is not None:
+        run.skipped.append(Skipped(task.name, reason, damaged=True))
+    else:
+        for name, reason in failures.items():
+            run.failures.setdefault(reason, {}).setdefault(task.name, []).append(name)
+    return confusions
+
+
+def _all_objects(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(one, dict) for one in value.values())

@@ -1,0 +1,221 @@
+"""`calibrate` and `compare` on whole output folders of lm-eval."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from lm_eval_proca.cli import main
+from tests.output_folders import Matrix, write_output
+from tests.score_tables import made_table
+
+Output = pytest.CaptureFixture[str]
+FAST = ["--param", "proca.n_init=3"]
+GROUPS = {"all": ["physics", "algebra"]}
+
+
+def matrix(seed: int, separation: float = 1.5) -> Matrix:
+    table = made_table(labels=4, eval_rows=60 + 20 * seed, seed=seed, separation=separation)
+    return Matrix(table.scores_of("eval"), table.gold_of("eval"))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two models on the same documents, two tasks, one group."""
+    for model, separation in (("org/small", 1.0), ("org/large", 2.5)):
+        tasks = {name: matrix(seed, separation) for seed, name in enumerate(("physics", "algebra"))}
+        write_output(tmp_path / "out", model, tasks, groups=GROUPS)
+    return tmp_path / "out"
+
+
+def rows_of(printed: str, name: str) -> dict[tuple[str, str], str]:
+    """Value by filter and metric of one task or group in lm-eval's table."""
+    found: dict[tuple[str, str], str] = {}
+    inside = False
+    for line in printed.splitlines():
+        cells = [cell.strip() for cell in line.split("|")]
+        if len(cells) > 7:
+            inside = cells[1].removeprefix("- ") == name or (inside and not cells[1])
+            if inside:
+                found.setdefault((cells[3], cells[5]), cells[7])
+    return found
+
+
+def test_lm_evals_own_table_with_calibrated_rows(folder: Path, capsys: Output) -> None:
+    assert main(["calibrate", str(folder), *FAST]) == 0
+    printed = capsys.readouterr().out
+    assert printed.index("org/large, ") < printed.index("org/small, ")
+    assert [line for line in printed.splitlines() if re.match(r"\| *(Tasks|Groups) ", line)]
+    of_large = printed[: printed.index("org/small")]
+    rows = rows_of(of_large, "all")
+    assert list(rows) == [(name, metric) for metric in ("acc", "recall_sd") for name in ("bc", "none", "proca")]
+    raw = json.loads(next(folder.rglob("org__large/results_*")).read_text())["results"]["all"]["acc,none"]
+    assert rows["none", "acc"] == f"{raw:.4f}"
+    assert float(rows["bc", "acc"]) > raw
+    assert float(rows["bc", "recall_sd"]) < float(rows["none", "recall_sd"])
+    assert "2 tasks calibrated on their own unlabeled evaluation rows, cross-fitted" in of_large
+
+
+def test_what_is_written_is_a_folder_of_lm_eval_that_compare_takes(
+    folder: Path, tmp_path: Path, capsys: Output
+) -> None:
+    output = tmp_path / "calibrated"
+    assert main(["calibrate", str(folder), "--calibrators", "bc", "--output", str(output)]) == 0
+    printed = capsys.readouterr().out
+    names = {path.relative_to(folder) for path in folder.rglob("*.json*")}
+    assert {path.relative_to(output) for path in output.rglob("*") if path.is_file()} == names
+    results = json.loads(next(output.rglob("org__small/results_*")).read_text())["results"]
+    assert rows_of(printed[printed.index("org/small") :], "all")["bc", "acc"] == f"{results['all']['acc,bc']:.4f}"
+
+    assert main(["compare", str(output), "--format", "json"]) == 0
+    compared = json.loads(capsys.readouterr().out)
+    assert compared["methods"] == ["raw", "bc"]
+    by_key = {(one["model"], one["method"], one["dataset"]): one["mean"] for one in compared["accuracies"]}
+    assert by_key["org/small", "bc", "physics"] == pytest.approx(results["physics"]["acc,bc"])
+    assert all(one["against_raw"]["tests"] for one in compared["leaderboards"][0]["standings"] if one["method"] == "bc")
+    # Once calibrated, always calibrated.
+    assert main(["calibrate", str(output), "--output", str(tmp_path / "again")]) == 0
+    assert "2 tasks unchanged (physics, algebra): calibrated by the run itself." in capsys.readouterr().out
+
+
+def test_compare_does_both_steps(folder: Path, tmp_path: Path, capsys: Output) -> None:
+    assert main(["calibrate", str(folder), "--output", str(tmp_path / "calibrated")]) == 0
+    capsys.readouterr()
+    tables = []
+    for given in (folder, tmp_path / "calibrated"):
+        page = tmp_path / f"{given.name}.html"
+        assert main(["compare", str(given), "--format", "json", "--html", str(page)]) == 0
+        tables.append(json.loads(capsys.readouterr().out))
+        assert "org/large" in page.read_text()
+    at_once, after = tables
+    [notice] = at_once.pop("notices")
+    assert notice["text"].startswith("4 results were calibrated here, cross-fitted on the evaluation rows")
+    assert after.pop("notices") == []
+    assert at_once == after
+    assert at_once["methods"] == ["raw", "bc", "proca"]
+    assert not list(folder.rglob("*calibrated*"))
+
+
+def test_compare_with_patterns_calibrates_only_what_it_shows(folder: Path, capsys: Output) -> None:
+    for log in folder.rglob("samples_algebra_*"):
+        log.write_text("nonsense")
+    assert main(["compare", str(folder), "--tasks", "phys*", "--format", "json"]) == 0
+    assert {one["dataset"] for one in json.loads(capsys.readouterr().out)["accuracies"]} == {"physics"}
+    assert main(["compare", str(folder), "--format", "json"]) == 3
+    printed = capsys.readouterr()
+    assert {one["dataset"] for one in json.loads(printed.out)["accuracies"]} == {"physics"}
+    assert len(re.findall(r"damaged: algebra of .* was skipped: line 1 of .* is not JSON", printed.err)) == 2
+
+
+def test_compare_where_every_log_is_damaged(folder: Path, capsys: Output) -> None:
+    for log in folder.rglob("samples_*"):
+        log.write_text("nonsense")
+    assert main(["compare", str(folder)]) == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert "No result with a calibrated accuracy to compare" in line
+    assert line.count("is not JSON") == 4
+
+
+def test_groups_in_place_of_their_tasks(folder: Path, tmp_path: Path, capsys: Output) -> None:
+    assert main(["calibrate", str(folder), "--output", str(tmp_path / "calibrated")]) == 0
+    capsys.readouterr()
+    assert main(["compare", str(folder), "--groups", "--tasks", "all", "--format", "json"]) == 0
+    compared = json.loads(capsys.readouterr().out)
+    assert {one["dataset"] for one in compared["accuracies"]} == {"all"}
+    for one in compared["accuracies"]:
+        [file] = (tmp_path / "calibrated" / one["model"].replace("/", "__")).glob("results_*")
+        name = "none" if one["method"] == "raw" else one["method"]
+        assert one["mean"] == pytest.approx(json.loads(file.read_text())["results"]["all"][f"acc,{name}"], abs=1e-11)
+    [large] = [
+        one for one in compared["leaderboards"][0]["standings"] if (one["model"], one["method"]) == ("org/large", "bc")
+    ]
+    [test] = large["against_raw"]["tests"]
+    assert test["documents"] == 140  # of both tasks together
+    assert (test["better"] - test["worse"]) / 140 == pytest.approx(test["difference"])
+    assert {one["documents"] for one in compared["preferences"]} == {140}
+
+
+def test_a_group_that_weighs_all_tasks_alike_has_no_test_over_documents(tmp_path: Path, capsys: Output) -> None:
+    tasks = {name: matrix(seed) for seed, name in enumerate(("physics", "algebra"))}
+    write_output(tmp_path, "org/model", tasks, groups=GROUPS, by_size=False)
+    assert main(["compare", str(tmp_path), "--groups", "--format", "json"]) == 0
+    standings = json.loads(capsys.readouterr().out)["leaderboards"][0]["standings"]
+    [test] = next(one for one in standings if one["method"] == "bc")["against_raw"]["tests"]
+    assert "p_value" not in test
+    assert test["difference"] > 0
+
+
+def test_a_hundred_files_with_damaged_and_foreign_ones(tmp_path: Path, capsys: Output) -> None:
+    for number in range(25):
+        tasks = {f"task{k}": matrix(0) for k in range(3)}
+        write_output(tmp_path, f"model{number:02d}", tasks)
+    logs = sorted(tmp_path.rglob("samples_*"))
+    logs[7].write_bytes(logs[7].read_bytes()[:-500])
+    logs[30].unlink()
+    (tmp_path / "model05" / "samples_lost_2024-01-01T00-00-00.000000.jsonl").write_text("{}\n")
+    broken = sorted(tmp_path.rglob("results_*"))[20]
+    broken.write_text(broken.read_text()[:300])
+    (tmp_path / "model01" / "results_2020-01-01T00-00-00.json").write_text('{"some": "thing else"}')
+    (tmp_path / "model02" / "notes.json").write_text("not ours")
+    (tmp_path / "model03" / ".results_2020-01-01T00-00-00.json").write_text("unfinished")
+    assert main(["calibrate", str(tmp_path), "--calibrators", "bc"]) == 1
+    printed = capsys.readouterr()
+    problems = printed.err.strip().splitlines()
+    assert all(line.startswith("lm-eval-proca calibrate: ") for line in problems)
+    assert len(problems) == 5
+    for part in (
+        "samples_lost_",
+        f"{logs[7]} is not JSON",
+        f"no {logs[30].name} beside",
+        str(broken),
+        "model01/results_2020",
+    ):
+        assert len([line for line in problems if part in line]) == 1
+    assert len(re.findall(r"^model\d\d, ", printed.out, flags=re.MULTILINE)) == 24
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--save", "x.json"], "--save and --bias are for single files"),
+        (["--output", "x.csv"], "name a folder"),
+        (["--calibrators", "platt"], "no calibrator named 'platt'"),
+        (["scores.parquet"], "apart from folders"),
+    ],
+)
+def test_mistakes_end_in_one_sentence(folder: Path, capsys: Output, arguments: list[str], message: str) -> None:
+    assert main(["calibrate", str(folder), *arguments]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    [line] = printed.err.splitlines()
+    assert message in line
+
+
+def test_results_are_never_written_over_themselves(folder: Path, capsys: Output) -> None:
+    assert main(["calibrate", str(folder), "--calibrators", "bc", "--output", str(folder)]) == 1
+    assert "name another --output" in capsys.readouterr().err
+
+
+def test_a_folder_without_results(tmp_path: Path, capsys: Output) -> None:
+    assert main(["calibrate", str(tmp_path)]) == 1
+    assert "holds no results_DATE.json" in capsys.readouterr().err
+    assert main(["calibrate", str(tmp_path / "nowhere")]) == 1
+
+
+def test_one_file_shows_its_labels(folder: Path, tmp_path: Path, capsys: Output) -> None:
+    log = next(folder.rglob("samples_physics_*"))
+    output = tmp_path / "numbers.json"
+    assert main(["calibrate", str(log), "--calibrators", "bc", "--output", str(output)]) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"calibrator +label +mean probability +predicted +gold +recall +sd of recalls", printed)
+    raw, calibrated = json.loads(output.read_text())
+    for row in (raw, calibrated):
+        assert row["bias"]["labels"] == ["A", "B", "C", "D"]
+        [line] = [line.split() for line in printed.splitlines() if line.split()[:2] == [row["calibrator"], "D"]]
+        shown = [row["bias"][key][3] for key in ("mean_probability", "predicted_share", "gold_share", "recall")]
+        assert line[2:] == [f"{number:.4f}" for number in shown]
+        assert row["recall_sd"] == row["bias"]["recall_sd"]
+    assert raw["recall_sd"] > calibrated["recall_sd"]
