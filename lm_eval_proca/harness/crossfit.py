@@ -29,7 +29,7 @@ from lm_eval_proca.harness.outcome import check_scores_dir, fit_scores
 from lm_eval_proca.harness.plan import Plan
 from lm_eval_proca.harness.requested import Requested, gold_of, requested
 from lm_eval_proca.harness.settings import CALIBRATE, PREFIX, Settings, settings_of_run, without_settings
-from lm_eval_proca.harness.shards import Document
+from lm_eval_proca.harness.shards import Document, ask_for_hidden_states
 from lm_eval_proca.harness.split_rows import SplitRows, draw_split_rows
 from lm_eval_proca.harness.task import CalibratedTask
 from lm_eval_proca.identity import identity_of_task
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("lm_eval.proca")
 
-READ = {CALIBRATE, "scores_dir", "estimate_split"}
+READ = {CALIBRATE, "scores_dir", "estimate_split", "layers"}
 """The settings that lm-eval's own tasks read; most others are about prompts and rows, which stay lm-eval's."""
 READ_WITH_SPLIT = {"estimate_size", "estimate_seed"}
 
@@ -129,6 +129,9 @@ class CrossFitted(ConfigurableTask):
         self.plan = self._plan(found, rows, limit=limit, samples=samples)
         if rows is not None:
             self._instances += rows.requests(self, self.plan.calibration_docs, options)
+        ask_for_hidden_states(
+            self._instances, _calibrators().values(), self.calibration.given.get("layers", Settings.layers)
+        )
         drawn = bool(self.config.num_fewshot) and not isinstance(getattr(self, "sampler", None), FirstNSampler)
         further = len(self.plan.calibration_docs) * len(found.labels)
         said.calibrates(self.config.task, how, further_requests=further, many_prompts=drawn)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import lm_eval_proca
 from lm_eval_proca.errors import ProcaError, TaskError
-from lm_eval_proca.fitting import Fit, fit_all
+from lm_eval_proca.fitting import Fit, fit_all, label_biases
 from lm_eval_proca.harness.gather import compute_once, gather, is_first_process
 from lm_eval_proca.harness.shards import merge, score_table, scored_documents
 from lm_eval_proca.identity import score_table_name
@@ -66,8 +66,12 @@ def fit_scores(
         for reason in dict.fromkeys(failures.values()):
             without = [one for one, given in failures.items() if given == reason]
             logger.warning("%s: no row for %s: %s", name, ", ".join(without), reason)
+        for one, fit in fits.items():
+            for warning in fit.calibrator.fit_report().get("warnings", ()):
+                logger.warning("%s, %s: %s", name, one, warning)
     record["fits"] = {one: fit.calibrator.fit_report() for one, fit in fits.items()}
     record["not_calibrated"] = failures
+    record["bias"] = label_biases(table, fits)
     task.config.metadata["proca"] = record  # lm-eval writes the metadata into its results file
     return fits, failures
 
@@ -81,7 +85,8 @@ def _keep(table: ScoreTable, folder: Path) -> None:
         logger.error("%s: the score table cannot be written to %s (%s)", task, folder, error)
     else:
         if is_first_process():
-            logger.info("%s: score table written to %s", task, path)
+            size = path.stat().st_size / 2**20
+            logger.info("%s: score table written to %s (%.1f MiB)", task, path, size)
 
 
 def _versions() -> dict[str, str]:

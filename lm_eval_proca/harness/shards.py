@@ -16,6 +16,8 @@ from lm_eval_proca.score_table import NO_GOLD, ROLES, ScoreTable
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
 
+    from lm_eval_proca.calibration.base import Calibrator
+
 
 @dataclass(frozen=True)
 class Document:
@@ -38,6 +40,16 @@ class ScoredDocument:
     truncated: bool | None
     hidden_states: dict[str, np.ndarray] | None
     """By layer; None where the model gave none."""
+
+
+def ask_for_hidden_states(
+    requests: Iterable[Instance], calibrators: Iterable[Calibrator], layers: Sequence[int | float]
+) -> None:
+    """Let a model that can keep hidden states of these layers, if a calibrator uses them."""
+    if layers and any(calibrator.uses_representations for calibrator in calibrators):
+        for request in requests:
+            if request.idx == 0:  # all labels of a document stand behind the same prompt
+                request.layers = tuple(layers)
 
 
 def scored_documents(instances: Iterable[Instance], documents: Mapping[int, Document]) -> list[ScoredDocument]:

@@ -21,6 +21,7 @@ from lm_eval_proca.harness.plan import Plan, make_plan
 from lm_eval_proca.harness.requests import prompt_of, requests_of
 from lm_eval_proca.harness.sampler import OnePromptSampler
 from lm_eval_proca.harness.settings import read_settings, without_settings
+from lm_eval_proca.harness.shards import ask_for_hidden_states
 
 logger = logging.getLogger("lm_eval.proca")  # below lm-eval's own logger, the only one that its command shows
 
@@ -224,10 +225,7 @@ class CalibratedTask(ConfigurableTask):
         for doc_id in list(plan.calibration_docs)[rank::world_size]:
             doc, name = plan.calibration_docs[doc_id], str(plan.documents[doc_id])
             self._instances += requests_of(self, doc_id, doc, prompt_options, name)
-        if any(calibrator.uses_representations for calibrator in self.calibrators.values()) and self.settings.layers:
-            for request in self._instances:
-                if request.idx == 0:  # all labels of a document stand behind the same prompt
-                    request.layers = self.settings.layers
+        ask_for_hidden_states(self._instances, self.calibrators.values(), self.settings.layers)
 
     def _announce(self, cache_requests: bool) -> None:
         task = self.config.task
