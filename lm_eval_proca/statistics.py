@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-from scipy.stats import binom, bootstrap, kendalltau, norm
+from scipy.stats import binom, bootstrap, kendalltau, norm, spearmanr, ttest_1samp
 from sklearn.metrics import accuracy_score, confusion_matrix
 
 LEVEL = 0.95
@@ -307,6 +307,17 @@ def holm(p_values: Sequence[float]) -> list[float]:
     adjusted = np.empty(len(p))
     adjusted[order] = np.minimum(1.0, np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1)))
     return adjusted.tolist()
+
+
+def mean_interval(differences: Sequence[float]) -> tuple[float, float, float]:
+    """Mean of paired differences over runs, and its 95 % interval (Student's t)."""
+    low, high = ttest_1samp(differences, 0).confidence_interval()
+    return mean(differences), float(low), float(high)
+
+
+def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float:
+    """Spearman's."""
+    return float(spearmanr(a, b).statistic)
 
 
 def kendall_tau(a: Sequence[float], b: Sequence[float]) -> float | None:

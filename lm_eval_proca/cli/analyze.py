@@ -199,7 +199,7 @@ class _Analysis:
 
 
 def _analyses() -> dict[str, _Analysis]:
-    from lm_eval_proca.experiments.analyses import ablation, boundary, estimate_set, prompts
+    from lm_eval_proca.experiments.analyses import ablation, boundary, estimate_set, prompts, prototypes
     from lm_eval_proca.experiments.analyses import observations as need
     from lm_eval_proca.experiments.analyses.observations import only
     from lm_eval_proca.report import figures
@@ -227,4 +227,11 @@ def _analyses() -> dict[str, _Analysis]:
         "selection": _Analysis(ablation.selection, mean_by(*prompt, "selection"), selection),
         "size": _Analysis(estimate_set.size, by_size, figures.SizeDisplay, [need.estimate_set]),
         "formats": _Analysis(ablation.formats, mean_by(*prompt, "features"), formats),
+        "prototypes": _Analysis(
+            prototypes.prototypes,
+            prototypes.by_task,
+            figures.SpaceDisplay,
+            [need.labeled_estimate_set, prototypes.hidden_states],
+            prototypes.clouds,
+        ),
     }

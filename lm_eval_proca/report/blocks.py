@@ -10,7 +10,7 @@ from lm_eval_proca.report.results import Notice, short_task_name
 from lm_eval_proca.statistics import mean, standard_deviation
 
 RAW_METHOD = "raw"
-METHOD_ORDER = (RAW_METHOD, "bc", "bc-g", "conca", "proca-g", "proca")
+METHOD_ORDER = (RAW_METHOD, "bc", "bc-g", "conca", "proca-g", "proca", "proca_a", "proca_h")
 DECIMALS = 1
 """Of the per cent shown; what looks equal in a table is equally best."""
 

@@ -22,10 +22,17 @@ from lm_eval_proca.statistics import Observation, mean, standard_deviation
 
 D = TypeVar("D", bound="Display")
 
-METHODS = {"none": "raw", "conca": "ConCa", "bc": "BC", "proca": "ProCa"}
-COLOURS = {"none": "#8a8a8a", "conca": "#e69f00", "bc": "#0072b2", "proca": "#009e73"}
+METHODS = {"none": "raw", "conca": "ConCa", "bc": "BC", "proca": "ProCa", "proca_a": "ProCa-a", "proca_h": "ProCa-h"}
+COLOURS = {
+    "none": "#8a8a8a",
+    "conca": "#e69f00",
+    "bc": "#0072b2",
+    "proca": "#009e73",
+    "proca_a": "#56b4e9",
+    "proca_h": "#d55e00",
+}
 """One colour per method in all figures, told apart with every kind of colour vision (Okabe and Ito)."""
-OTHER_COLOURS = ("#cc79a7", "#56b4e9", "#d55e00", "#882255")
+OTHER_COLOURS = ("#cc79a7", "#f0e442", "#882255")
 CLASS_COLOURS = ("#4a6fb5", "#cf4d4d")
 
 STYLE = {

@@ -10,6 +10,7 @@ import numpy as np
 from lm_eval_proca.report.display import (
     CLASS_COLOURS,
     COLOURS,
+    OTHER_COLOURS,
     Display,
     accuracies_by,
     colour_of,
@@ -27,6 +28,8 @@ from lm_eval_proca.report.display import (
     titles_of,
 )
 from lm_eval_proca.statistics import Observation, mean
+
+CLOUD_COLOURS = (*CLASS_COLOURS, *COLOURS.values(), *OTHER_COLOURS, "#117733", "#999933", "#332288", "#aa4499")
 
 
 class BoundaryDisplay(Display):
@@ -291,3 +294,27 @@ class AblationDisplay(Display):
     def footnote(self) -> str:
         note = "; log likelihood: the logit less the log of the sum over the vocabulary, not quite the paper's logit"
         return super().footnote() + note * (self.parameter == "features")
+
+
+class SpaceDisplay(Display):
+    """The evaluation rows of one run, by their label scores and by their hidden states, coloured by true label."""
+
+    panel_size = (4.4, 4.0)
+    shared_legend = True
+
+    def __init__(self, observed: Sequence[Observation], clouds: Sequence[Observation]) -> None:
+        super().__init__(observed)
+        self.clouds = list(clouds)
+
+    def panels(self) -> list[Any]:
+        return distinct(one["space"] for one in self.clouds)
+
+    def draw(self, ax: Any, panel: Any) -> None:
+        cloud = [one for one in self.clouds if one["space"] == panel]
+        for word, colour in zip(distinct(one["word"] for one in cloud), CLOUD_COLOURS, strict=False):
+            points = [one for one in cloud if one["word"] == word]
+            xy = [[one[axis] for one in points] for axis in ("x", "y")]
+            ax.scatter(*xy, s=16, color=colour, alpha=0.75, linewidths=0, label=word)
+        ax.set_title(f"{short_name(str(cloud[0]['task']))}: {panel}")
+        ax.set_xticks([])
+        ax.set_yticks([])

@@ -1,4 +1,4 @@
-"""The paper's analyses over score tables. This module names them and is light to import."""
+"""The paper's analyses over score tables, and ours. This module names them and is light to import."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ ANALYSES = {
     "selection": "restart selection by assignment score against likelihood (Table 3)",
     "size": "size of the estimate set (Figure 7)",
     "formats": "log-probability, probability or log-likelihood as output format (Figure 8)",
+    "prototypes": "label scores against hidden states, with and without labels (docs/method.md)",
 }
 
 NOTES = {
+    "prototypes": "labels_on_* are logistic regressions with the labels of all estimate rows.",
     "size": "at the size of the whole pool all draws are the same rows, so the spread there is zero.",
     "formats": "log_likelihood is the logit less the log of the sum over the vocabulary, not quite the paper's logit.",
 }

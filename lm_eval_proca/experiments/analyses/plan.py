@@ -51,6 +51,8 @@ class ProportionPlan(Plan):
         ]
 
 
+NINE = tuple(f"proca_{name}" for name in ("sst2", "sst5", "mr", "subj", "ap", "agnews", "dbpedia", "rte", "trec"))
+
 PAPER: dict[str, Plan] = {
     "boundaries": Plan(("proca_sst2",), seeds=(0, 1)),
     "thresholds": Plan(("proca_sst2",), seeds=(0, 1, 2, 3)),
@@ -61,4 +63,5 @@ PAPER: dict[str, Plan] = {
     "selection": Plan(("proca_agnews", "proca_dbpedia"), shots=(0, 1, 4, 8)),
     "size": Plan(("proca_sst2", "proca_mr", "proca_subj", "proca_agnews", "proca_trec"), seeds=(0,)),
     "formats": Plan(("proca_sst2", "proca_agnews", "proca_ap"), shots=(0, 4)),
+    "prototypes": Plan(NINE, shots=(0, 4), seeds=(0, 1, 2)),
 }
