@@ -1,6 +1,6 @@
 """The tables and the figure of docs/existing-runs.md, from result folders that `lm-eval-proca calibrate` wrote.
 
-`python -m benchmarks.existing_runs FOLDER [--figure FILE]`
+`python -m benchmarks.existing_runs FOLDER ... [--figure FILE]`
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lm_eval_proca.report.display import COLOURS, STYLE
+from lm_eval_proca.calibration.registry import CALIBRATORS
+from lm_eval_proca.report.display import STYLE, colour_of
 from lm_eval_proca.run_files import result_files
 from lm_eval_proca.statistics import mean
 
@@ -29,18 +30,20 @@ class Row(NamedTuple):
     values: dict[tuple[str, str], float]
 
 
-def read(folder: Path) -> list[Row]:
-    rows = []
-    for file in result_files([folder]):
+def read(folders: Sequence[Path]) -> list[Row]:
+    """One row per model, shots and dataset, with the methods of all folders."""
+    rows: dict[tuple[str, int, str], Row] = {}
+    for file in result_files(folders):
         document = json.loads(file.read_text(encoding="utf-8"))
         for dataset in DATASETS:
             found: dict[tuple[str, str], float] = {}
-            for key, value in document["results"].get(dataset, {}).items():
-                measure, _, name = key.partition(",")
+            for metric, value in document["results"].get(dataset, {}).items():
+                measure, _, name = metric.partition(",")
                 if measure in MEASURES and name:
                     found[measure, name] = value
-            rows.append(Row(document["model_name"], document["n-shot"][dataset], dataset, found))
-    return sorted(rows, key=lambda row: (row.shots, size(row.model), row.model))
+            key = document["model_name"], document["n-shot"][dataset], dataset
+            rows.setdefault(key, Row(*key, {})).values.update(found)
+    return sorted(rows.values(), key=lambda row: (row.shots, size(row.model), row.model))
 
 
 def size(model: str) -> int:
@@ -50,8 +53,9 @@ def size(model: str) -> int:
 
 
 def methods(rows: Sequence[Row]) -> list[str]:
-    found = dict.fromkeys(name for row in rows for _, name in row.values)
-    return ["none", *(name for name in found if name != "none")]
+    """Raw first, then as the package lists its calibrators."""
+    found = {name for row in rows for _, name in row.values}
+    return [name for name in ("none", *CALIBRATORS) if name in found]
 
 
 def table(rows: Sequence[Row], dataset: str, shots: int) -> str:
@@ -118,17 +122,17 @@ def _draw(ax: Any, rows: Sequence[Row], measure: str, names: Sequence[str]) -> N
     for name in names:
         label = "raw" if name == "none" else name
         values = [100 * row.values[measure, name] for row in rows]
-        ax.plot(range(len(rows)), values, "o", color=COLOURS.get(name), label=label)
+        ax.plot(range(len(rows)), values, "o", color=colour_of(name, names), label=label)
     ax.set_xticks(range(len(rows)), [row.model for row in rows], rotation=45, ha="right")
     ax.set_ylim(bottom=0)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("folders", type=Path, nargs="+")
     parser.add_argument("--figure", type=Path)
     given = parser.parse_args(arguments)
-    rows = read(given.folder)
+    rows = read(given.folders)
     for dataset in DATASETS:
         for shots in sorted({row.shots for row in rows}):
             print(table(rows, dataset, shots), end="\n\n")
