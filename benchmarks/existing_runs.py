@@ -1,6 +1,6 @@
 """The tables and the figure of docs/existing-runs.md, from result folders that `lm-eval-proca calibrate` wrote.
 
-`python -m benchmarks.existing_runs FOLDER [--figure FILE]`
+`python -m benchmarks.existing_runs FOLDER ... [--figure FILE]`
 """
 
 from __future__ import annotations
@@ -8,16 +8,23 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lm_eval_proca.report.display import COLOURS, STYLE
-from lm_eval_proca.run_files import result_files
-from lm_eval_proca.statistics import mean
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+from scipy.stats import spearmanr
+
+from lm_eval_proca.calibration.registry import CALIBRATORS
+from lm_eval_proca.report.display import STYLE, colour_of
+from lm_eval_proca.run_files import result_files, samples_file
+from lm_eval_proca.statistics import confusion, mean
 
 DATASETS = {"mmlu": "MMLU", "arc": "ARC-Challenge", "csqa": "CommonsenseQA"}
 MEASURES = {"acc": "accuracy", "recall_sd": "standard deviation of recalls"}
+SUBJECT_SIZES = {120: "100 to 120", 250: "121 to 250", 10_000: "more than 250"}
+RELABELLED = ("arc", "csqa", "mmlu_professional_law")
 
 
 class Row(NamedTuple):
@@ -29,18 +36,20 @@ class Row(NamedTuple):
     values: dict[tuple[str, str], float]
 
 
-def read(folder: Path) -> list[Row]:
-    rows = []
-    for file in result_files([folder]):
+def read(folders: Sequence[Path]) -> list[Row]:
+    """One row per model, shots and dataset, with the methods of all folders."""
+    rows: dict[tuple[str, int, str], Row] = {}
+    for file in result_files(folders):
         document = json.loads(file.read_text(encoding="utf-8"))
         for dataset in DATASETS:
             found: dict[tuple[str, str], float] = {}
-            for key, value in document["results"].get(dataset, {}).items():
-                measure, _, name = key.partition(",")
+            for metric, value in document["results"].get(dataset, {}).items():
+                measure, _, name = metric.partition(",")
                 if measure in MEASURES and name:
                     found[measure, name] = value
-            rows.append(Row(document["model_name"], document["n-shot"][dataset], dataset, found))
-    return sorted(rows, key=lambda row: (row.shots, size(row.model), row.model))
+            key = document["model_name"], document["n-shot"][dataset], dataset
+            rows.setdefault(key, Row(*key, {})).values.update(found)
+    return sorted(rows.values(), key=lambda row: (row.shots, size(row.model), row.model))
 
 
 def size(model: str) -> int:
@@ -50,8 +59,9 @@ def size(model: str) -> int:
 
 
 def methods(rows: Sequence[Row]) -> list[str]:
-    found = dict.fromkeys(name for row in rows for _, name in row.values)
-    return ["none", *(name for name in found if name != "none")]
+    """Raw first, then as the package lists its calibrators."""
+    found = {name for row in rows for _, name in row.values}
+    return [name for name in ("none", *CALIBRATORS) if name in found]
 
 
 def table(rows: Sequence[Row], dataset: str, shots: int) -> str:
@@ -94,45 +104,100 @@ def summary(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
+def bias_and_gain(rows: Sequence[Row]) -> str:
+    """Whether batch calibration gains where the raw scores are biased."""
+    pairs = [(row.values["recall_sd", "none"], row.values["acc", "bc"] - row.values["acc", "none"]) for row in rows]
+    rho = spearmanr(*zip(*pairs, strict=True)).statistic
+    return f"Rank correlation of raw standard deviation of recalls and gain of bc, {len(pairs)} cases: {rho:.2f}"
+
+
+def gains_by_documents(folders: Sequence[Path]) -> str:
+    """Gain of batch calibration in single subjects of MMLU, by their number of documents."""
+    gains: dict[str, list[float]] = {}
+    for file in result_files(folders):
+        document = json.loads(file.read_text(encoding="utf-8"))
+        for task, metrics in document["results"].items():
+            if task in document["configs"] and task.startswith("mmlu_") and "acc,bc" in metrics:
+                documents = document["n-samples"][task]["effective"]
+                part = next(words for most, words in SUBJECT_SIZES.items() if documents <= most)
+                gains.setdefault(part, []).append(metrics["acc,bc"] - metrics["acc,none"])
+    lines = ["| subjects of MMLU with | cases | mean gain of bc | better | worse |", "|---|---:|---:|---:|---:|"]
+    for part in SUBJECT_SIZES.values():
+        found = np.array(gains[part])
+        shares = " | ".join(f"{100 * share:.0f} %" for share in ((found > 0).mean(), (found < 0).mean()))
+        lines.append(f"| {part} documents | {len(found)} | {100 * found.mean():+.1f} | {shares} |")
+    return "\n".join(lines)
+
+
+def relabelled(folders: Sequence[Path]) -> str:
+    """Accuracy if the predicted labels were renamed in the best way, with gold labels: do names or borders go wrong?"""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for file in result_files(folders):
+        for task in RELABELLED:
+            answers: dict[str, list[tuple[int, int]]] = {}
+            for line in samples_file(file, task).read_text(encoding="utf-8").split("\n"):
+                sample = json.loads(line) if line else None
+                if sample:
+                    scores = [float(score) for score, _ in sample["filtered_resps"]]
+                    answers.setdefault(sample["filter"], []).append((int(sample["target"]), int(np.argmax(scores))))
+            for name, pairs in answers.items():
+                counts = confusion(*np.array(pairs).T, 1 + int(np.max(pairs)))
+                best = counts[linear_sum_assignment(counts, maximize=True)].sum()
+                found.setdefault(name, []).append((np.trace(counts) / len(pairs), best / len(pairs)))
+    lines = [f"| {', '.join(RELABELLED)} | cases | accuracy | best relabelling |", "|---|---:|---:|---:|"]
+    for name, pairs in found.items():
+        now, best = (100 * mean(column) for column in zip(*pairs, strict=True))
+        lines.append(f"| {'raw' if name == 'none' else name} | {len(pairs)} | {now:.1f} | {best:.1f} |")
+    return "\n".join(lines)
+
+
 def figure(rows: Sequence[Row], file: Path, dataset: str = "mmlu") -> None:
+    """Gain over raw accuracy and standard deviation of recalls, by model from small to large."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     shots = sorted({row.shots for row in rows})
+    names = methods(rows)
     with plt.rc_context(STYLE):
-        drawn, panels = plt.subplots(2, len(shots), figsize=(4.6 * len(shots), 5.6), sharey="row", squeeze=False)
-        for (measure, words), line in zip(MEASURES.items(), panels, strict=True):
-            for n, ax in zip(shots, line, strict=True):
-                _draw(ax, [row for row in rows if (row.dataset, row.shots) == (dataset, n)], measure, methods(rows))
-                ax.set_title(f"{DATASETS[dataset]}, {n} shots" if measure == "acc" else "")
-            line[0].set_ylabel(f"{words}, per cent")
-        panels[0][0].legend()
-        drawn.tight_layout()
-        drawn.savefig(file, dpi=130)
+        shape = {"figsize": (5.2 * len(shots), 6.4), "sharey": "row", "sharex": "col", "layout": "constrained"}
+        drawn, panels = plt.subplots(2, len(shots), squeeze=False, **shape)
+        for n, (above, below) in zip(shots, panels.T, strict=True):
+            chosen = [row for row in rows if (row.dataset, row.shots) == (dataset, n)]
+            gains = {name: [row.values["acc", name] - row.values["acc", "none"] for row in chosen] for name in names}
+            _draw(above, gains, names, shown=names[1:])
+            above.axhline(0, color="#8a8a8a")
+            above.set_title(f"{DATASETS[dataset]}, {n} shots")
+            _draw(below, {name: [row.values["recall_sd", name] for row in chosen] for name in names}, names, names)
+            below.set_ylim(bottom=0)
+            below.set_xticks(range(len(chosen)), [row.model for row in chosen], rotation=45, ha="right")
+        panels[0][0].set_ylabel("accuracy minus raw accuracy, points")
+        panels[1][0].set_ylabel("standard deviation of recalls, points")
+        panels[1][-1].legend()
+        drawn.savefig(file, dpi=110)
     plt.close(drawn)
 
 
-def _draw(ax: Any, rows: Sequence[Row], measure: str, names: Sequence[str]) -> None:
-    for name in names:
+def _draw(ax: Any, values: Mapping[str, Sequence[float]], names: Sequence[str], shown: Sequence[str]) -> None:
+    """One dot per model and method, side by side."""
+    for name in shown:
+        aside = 0.14 * (names.index(name) - (len(names) - 1) / 2)
+        places = [place + aside for place in range(len(values[name]))]
         label = "raw" if name == "none" else name
-        values = [100 * row.values[measure, name] for row in rows]
-        ax.plot(range(len(rows)), values, "o", color=COLOURS.get(name), label=label)
-    ax.set_xticks(range(len(rows)), [row.model for row in rows], rotation=45, ha="right")
-    ax.set_ylim(bottom=0)
+        ax.plot(places, [100 * value for value in values[name]], "o", color=colour_of(name, names), label=label, ms=5)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("folders", type=Path, nargs="+")
     parser.add_argument("--figure", type=Path)
     given = parser.parse_args(arguments)
-    rows = read(given.folder)
+    rows = read(given.folders)
     for dataset in DATASETS:
         for shots in sorted({row.shots for row in rows}):
             print(table(rows, dataset, shots), end="\n\n")
-    print(summary(rows))
+    print(summary(rows), bias_and_gain(rows), gains_by_documents(given.folders), relabelled(given.folders), sep="\n\n")
     if given.figure is not None:
         figure(rows, given.figure)
 

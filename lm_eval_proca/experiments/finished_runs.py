@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from lm_eval_proca.calibration.base import Calibrator
 
 CALIBRATED_IN_RUN = "calibrated by the run itself"
-NO_CHOICES = "they do not score choices, or report no accuracy"
+NO_CHOICES = "they do not score choices"
 
 
 class Skipped(NamedTuple):
@@ -99,12 +99,17 @@ def read_document(file: Path) -> dict[str, Any]:
 
 def why_unchanged(document: Mapping[str, Any], task: str) -> str | None:
     """Why a task of a results file is left as it is, before its samples are looked at."""
-    metrics = document["results"].get(task, {})
-    raw = metrics.get(f"{ACCURACY},{RAW}")
-    if any(f"{ACCURACY},{name}" in metrics for name in CALIBRATORS):
+    metrics, config = document["results"].get(task, {}), document["configs"][task]
+    if any(f"{ACCURACY},{name}" in metrics for name in CALIBRATORS) or _record(config).get("fits"):
         return CALIBRATED_IN_RUN
-    scores_choices = document["configs"][task].get("output_type", "multiple_choice") == "multiple_choice"
-    return None if scores_choices and isinstance(raw, (int, float)) else NO_CHOICES
+    return None if config.get("output_type", "multiple_choice") == "multiple_choice" and metrics else NO_CHOICES
+
+
+def _record(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a calibrated run has written about itself."""
+    metadata = config.get("metadata")
+    record = metadata.get("proca") if isinstance(metadata, dict) else None
+    return record if isinstance(record, dict) else {}
 
 
 def calibrate_run(
@@ -207,7 +212,8 @@ def _read(file: Path, document: Mapping[str, Any], task: str) -> ScoreTable:
     if expected not in (None, found):
         raise _NotCalibrated(f"{path} holds {found} of {expected} documents; it was cut", damaged=True)
     logged = accuracy(table.gold_of("eval"), np.argmax(table.scores_of("eval"), axis=1))
-    if not math.isclose(logged, document["results"][task][f"{ACCURACY},{RAW}"], abs_tol=SAME):
+    measured = document["results"][task].get(f"{ACCURACY},{RAW}", logged)
+    if not isinstance(measured, (int, float)) or not math.isclose(logged, measured, abs_tol=SAME):
         raise _NotCalibrated(f"{path} does not give the accuracy of {file}", damaged=True)
     return table
 

@@ -47,8 +47,10 @@ def make_calibrators(names: Iterable[str], params: Params | None = None) -> dict
 
 
 def calibrators_of_samples(params: Params | None = None) -> dict[str, Calibrator]:
-    """One of each kind that needs evaluation rows only, which is all that lm-eval logs."""
-    return make_calibrators([name for name in CALIBRATORS if get_calibrator(name).fits_on == "estimate"], params)
+    """One of each kind that needs scores of evaluation rows only, which is all that lm-eval logs."""
+    kinds = {name: get_calibrator(name) for name in CALIBRATORS}
+    possible = [name for name, kind in kinds.items() if kind.fits_on == "estimate" and not kind.uses_representations]
+    return make_calibrators(possible, params)
 
 
 def calibrators_of_run(table: ScoreTable, params: Params | None = None) -> dict[str, Calibrator]:

@@ -195,6 +195,18 @@ def test_tasks_that_are_not_what_they_seem_are_named(tmp_path: Path) -> None:
     assert "acc,none" in run.document["results"]["nan"]
 
 
+def test_a_task_without_an_accuracy_gets_one_on_its_calibrated_rows(tmp_path: Path, tasks: dict[str, Matrix]) -> None:
+    """As in a calibrated run."""
+    file = write_output(tmp_path, "m", {"physics": tasks["physics"]})
+    document = json.loads(file.read_text())
+    document["results"]["physics"] = {"alias": "physics", "acc_norm,none": 0.5}
+    file.write_text(json.dumps(document))
+    found = calibrate_run(file, BC).document["results"]["physics"]
+    assert found["acc,bc"] == pytest.approx(np.mean(by_hand(tasks["physics"]) == tasks["physics"].gold))
+    assert "acc,none" not in found
+    assert "acc_norm,bc" not in found
+
+
 @pytest.mark.parametrize(
     "text",
     ['{"results": {}', "[1, 2]", '{"results": {}}', '{"results": {"a": 1}, "configs": {}}', "\x00\xff", "[" * 100_000],
