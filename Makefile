@@ -11,7 +11,7 @@ endif
 # Nothing here needs the model hub; without this, libraries wait for it where it cannot be reached.
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test test-elsewhere lint bench clean
 
 demo: $(INSTALLED)
 	@$(BIN)/lm-eval-proca demo
@@ -19,6 +19,10 @@ demo: $(INSTALLED)
 # One thread per process: two workers and the processes that tests start share the cores better so.
 test: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+
+# As on another processor: other instructions and threads round differently, and nothing may depend on that.
+test-elsewhere: $(INSTALLED)
+	ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=2 $(BIN)/python -m pytest -m 'not slow' tests/models tests/harness tests/calibration
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

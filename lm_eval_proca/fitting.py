@@ -42,13 +42,15 @@ class Fit:
     folds: int = 1
 
 
-def fit_all(table: ScoreTable, calibrators: Mapping[str, Calibrator]) -> tuple[dict[str, Fit], dict[str, str]]:
-    """Fits by name; and for those that are not possible, why."""
+def fit_all(
+    table: ScoreTable, calibrators: Mapping[str, Calibrator], *, rows: np.ndarray | None = None
+) -> tuple[dict[str, Fit], dict[str, str]]:
+    """Fits by name; and for those that are not possible, why. `rows` as in :func:`fit`."""
     fits: dict[str, Fit] = {}
     failures: dict[str, str] = {}
     for name, calibrator in calibrators.items():
         try:
-            fits[name] = fit(calibrator, table)
+            fits[name] = fit(calibrator, table, rows=rows)
         except CalibrationError as error:
             failures[name] = str(error)
     return fits, failures
@@ -62,11 +64,12 @@ def fit(calibrator: Calibrator, table: ScoreTable, *, rows: np.ndarray | None = 
     role = role_to_fit(calibrator, table)
     _check(calibrator, table, role)
     documents = table.index_of("eval").tolist()
-    fitted = _fitted(calibrator, table, role, rows)
     if role != "eval":
+        fitted = _fitted(calibrator, table, role, rows)
         return Fit(fitted, documents, fitted.predict_log_proba(**_given(table, fitted, "eval")))
-    pool = np.arange(len(documents)) if rows is None else rows
     folds = fold_of_rows(len(documents), len(table.labels))
+    fitted = _fitted(calibrator, table, role, rows)
+    pool = np.arange(len(documents)) if rows is None else rows
     log_proba = np.empty((len(documents), len(table.labels)))
     for fold in range(FOLDS):
         unseen = np.flatnonzero(folds == fold)

@@ -20,6 +20,7 @@ def made_table(
     separation: float = 2.5,
     eval_rows: int = 200,
     estimate_rows: int = 300,
+    hidden: bool = False,
     **metadata: Any,
 ) -> ScoreTable:
     rng = np.random.default_rng([seed, shots, labels])
@@ -36,12 +37,15 @@ def made_table(
     content_free = np.full((3, labels), -5.0)
     content_free[:, -1] += bias / 2
     role = np.repeat(["eval", "estimate", "content_free"], [eval_rows, estimate_rows, 3])
+    states = rng.normal(size=(2, len(role), 16))
+    states[:, : eval_rows + estimate_rows] += 2 * np.eye(16)[np.concatenate([eval_gold, estimate_gold])]
     return ScoreTable(
         role=role,
         index=np.concatenate([np.arange(eval_rows), np.arange(estimate_rows), np.arange(3)]),
         gold=np.concatenate([eval_gold, np.full(estimate_rows + 3, NO_GOLD)]),
         estimate_gold=np.concatenate([np.full(eval_rows, NO_GOLD), estimate_gold, np.full(3, NO_GOLD)]),
         scores=np.vstack([eval_scores, estimate_scores, content_free]),
+        representations=dict(zip(("0.667", "1.0"), states.astype(np.float16), strict=True)) if hidden else {},
         metadata={
             "task": task,
             "model": "somewhere/made-model",

@@ -9,8 +9,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from lm_eval_proca import BatchCalibrator, RepresentationCalibrator
 from lm_eval_proca.errors import ScoreTableError
+from lm_eval_proca.fitting import fit_all
 from lm_eval_proca.score_table import ScoreTable
+from tests.score_tables import made_table
 
 
 @pytest.fixture
@@ -114,3 +117,31 @@ def test_an_interrupted_write_leaves_the_old_file(table: ScoreTable, tmp_path: P
         table.save(path)
     assert path.read_bytes() == before
     assert [file.name for file in tmp_path.iterdir()] == ["run.parquet"]
+
+
+def test_hidden_states_travel_with_the_scores(tmp_path: Path) -> None:
+    table = made_table(hidden=True, eval_rows=20, estimate_rows=30)
+    again = ScoreTable.load(table.save(tmp_path / "t.parquet"))
+    assert again == table
+    assert again.representations_of("estimate").shape == (2, 30, 16)
+    np.testing.assert_array_equal(again.representations_of("eval")[1], table.representations["1.0"][:20])
+    assert made_table().representations_of("eval") is None
+
+
+def test_a_calibrator_of_hidden_states_is_fitted_on_a_table_and_left_out_without_them() -> None:
+    calibrators = {"h": RepresentationCalibrator(), "bc": BatchCalibrator()}
+    table = made_table(hidden=True, separation=0.5)
+    fits, failures = fit_all(table, calibrators)
+    accuracy = {name: np.mean(fit.log_proba.argmax(axis=1) == table.gold_of("eval")) for name, fit in fits.items()}
+    assert accuracy["h"] > accuracy["bc"] + 0.1
+    assert failures == {}
+    fits, failures = fit_all(made_table(), calibrators)
+    assert fits.keys() == {"bc"}
+    assert "needs hidden states beside the scores" in failures["h"]
+
+
+def test_hidden_states_of_evaluation_rows_are_cross_fitted_too() -> None:
+    table = made_table(hidden=True, separation=0.5, estimate_rows=0)
+    fits, _ = fit_all(table, {"h": RepresentationCalibrator()})
+    assert fits["h"].folds == 5
+    assert np.mean(fits["h"].log_proba.argmax(axis=1) == table.gold_of("eval")) > 0.8

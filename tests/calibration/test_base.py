@@ -18,7 +18,7 @@ from lm_eval_proca.errors import CalibrationError, ProcaError
 GOOD = np.random.default_rng(0).normal(size=(20, 3))
 
 
-@pytest.fixture(params=sorted(CALIBRATORS))
+@pytest.fixture(params=sorted(name for name in CALIBRATORS if not get_calibrator(name).uses_representations))
 def calibrator(request) -> Calibrator:
     return get_calibrator(request.param)()
 
@@ -88,7 +88,7 @@ def test_never_writes_into_the_scores(calibrator):
 
 
 def test_says_which_calibrators_there_are():
-    with pytest.raises(CalibrationError, match=r"no calibrator named 'platt'; the known ones are bc, conca, proca\.$"):
+    with pytest.raises(CalibrationError, match="named 'platt'; the known ones are bc, conca, proca, proca_a"):
         get_calibrator("platt")
 
 
@@ -118,7 +118,7 @@ from lm_eval_proca import load_calibrator
 from lm_eval_proca.calibration.registry import CALIBRATORS, get_calibrator
 
 scores = np.random.default_rng(0).normal(size=(60, 3))
-for name in CALIBRATORS:
+for name in (name for name in CALIBRATORS if not get_calibrator(name).uses_representations):
     fitted = get_calibrator(name)().fit(scores)
     fitted.save(sys.argv[1])
     assert (load_calibrator(sys.argv[1]).predict(scores) == fitted.predict(scores)).all()

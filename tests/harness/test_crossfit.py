@@ -22,7 +22,7 @@ from lm_eval_proca.fitting import fold_of_rows
 from lm_eval_proca.score_table import ScoreTable
 from tests.conftest import ROOT, made_sentences, write_jsonl
 
-OURS = ("bc", "proca")
+OURS = ("bc", "proca", "proca_a")
 
 QUIZ = """
 task: {name}
@@ -234,7 +234,7 @@ class TestRows:
         assert record["labels"] == ["A", "B", "C"]
         assert (record["eval_rows"], record["estimate_size"], record["num_fewshot"]) == (45, 0, 1)
         assert record["fits"].keys() == set(OURS)
-        assert record["not_calibrated"] == {}
+        assert record["not_calibrated"].keys() == {"proca_h"}
         (file,) = tmp_path.glob("quiz_few-1shot-seed1234-*.parquet")
         table = ScoreTable.load(file)
         scores, gold = raw_scores(results, "quiz_few")
@@ -269,7 +269,7 @@ class TestWhatIsSaid:
         assert f"acc,{OURS[0]}" in rows_of(results, "quiz_few")
         (sentence,) = set(results["configs"]["quiz_handful"]["metadata"]["proca"]["not_calibrated"].values())
         assert sentence.startswith("9 evaluation documents are too few to calibrate 3 labels on themselves")
-        assert f"quiz_handful: no row for bc, proca: {sentence}" in caplog.messages
+        assert f"quiz_handful: no row for bc, proca, proca_a, proca_h: {sentence}" in caplog.messages
 
     def test_demonstrations_that_change_with_the_document_are_told_once(self, evaluate, caplog):
         caplog.set_level("INFO")
@@ -320,7 +320,12 @@ def test_one_and_two_processes_and_the_logged_samples_agree(
             calibrators = {name: one for name, one in calibrators_of_run(table).items() if name in OURS}
             again = accuracies(table, calibrators)
             assert again == {name: numbers[processes][task][f"acc,{name}"] for name in ("none", *OURS)}
-    assert {key for key in numbers[1]["weighted"] if key.startswith("acc,")} == {"acc,none", "acc,bc", "acc,proca"}
+    assert {key for key in numbers[1]["weighted"] if key.startswith("acc,")} == {
+        "acc,none",
+        "acc,bc",
+        "acc,proca",
+        "acc,proca_a",
+    }
     for task, values in numbers[1].items():
         for key, value in values.items():
             if key.startswith("acc"):  # lm-eval adds up the documents of one process after the other's

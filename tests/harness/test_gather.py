@@ -57,7 +57,7 @@ def test_all_processes_know_the_same(tmp_path: Path):
 
 
 def scored(role: str, index: int, score: float = -1.0) -> ScoredDocument:
-    return ScoredDocument(Document(role, index, -1), [score, -2.0], None)
+    return ScoredDocument(Document(role, index, -1), [score, -2.0], None, None)
 
 
 def test_duplicates_count_once_and_documents_come_in_order():

@@ -13,7 +13,7 @@ import numpy as np
 from lm_eval_proca.errors import ScoreTableError
 from lm_eval_proca.experiments.analyses.observations import prompt_of
 from lm_eval_proca.experiments.recalibration import accuracies, accuracy_of
-from lm_eval_proca.fitting import fit
+from lm_eval_proca.fitting import fit_all
 from lm_eval_proca.score_table import ScoreTable
 from lm_eval_proca.statistics import Observation
 
@@ -128,8 +128,5 @@ def _independent_of_estimate_set(table: ScoreTable, calibrators: Mapping[str, Ca
 
 
 def _fitted_on(part: np.ndarray, table: ScoreTable, calibrators: Mapping[str, Calibrator]) -> dict[str, float]:
-    return {
-        name: accuracy_of(table, fit(calibrator, table, rows=part))
-        for name, calibrator in calibrators.items()
-        if calibrator.fits_on == "estimate"
-    }
+    fits, _ = fit_all(table, {name: one for name, one in calibrators.items() if one.fits_on == "estimate"}, rows=part)
+    return {name: accuracy_of(table, one) for name, one in fits.items()}
