@@ -312,7 +312,9 @@ class AnchoredCalibrator(Calibrator):
         }
 
     def _warnings(self) -> list[str]:
-        found = []
+        found: list[str] = []
+        if not self._weight(self.n_labels_):  # batch calibration: there is no fit to warn of
+            return found
         if self.kept_anchor_:
             found.append(f"Batch calibration was kept: {self.kept_anchor_}.")
         if self.separation_ < 1:

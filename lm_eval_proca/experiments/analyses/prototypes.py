@@ -17,7 +17,7 @@ from lm_eval_proca.experiments.analyses.observations import prompt_of
 from lm_eval_proca.experiments.recalibration import RAW, accuracy_of
 from lm_eval_proca.fitting import fit_all
 from lm_eval_proca.score_table import ScoreTable
-from lm_eval_proca.statistics import Observation, mean, mean_interval, rank_correlation
+from lm_eval_proca.statistics import Observation, mean, mean_by, mean_interval, rank_correlation
 
 if TYPE_CHECKING:
     from lm_eval_proca.calibration.base import Calibrator
@@ -55,8 +55,9 @@ def by_task(observed: Sequence[Observation]) -> list[dict[str, Any]]:
         for task in tasks:
             cells = {m: _percent([o for o in of_shots if (o["task"], o["calibrator"]) == (task, m)]) for m in methods}
             rows.append({"shots": shots, "task": task, **cells})
-        own = rows[-len(tasks) :]
-        rows.append({"shots": shots, "task": "average", **{m: _mean([row[m] for row in own]) for m in methods}})
+        by_method = {m: [o for o in of_shots if o["calibrator"] == m] for m in methods}
+        averages = {m: _percent([{"accuracy": _of_tasks(found)}]) for m, found in by_method.items() if found}
+        rows.append({"shots": shots, "task": "average", **dict.fromkeys(methods, ""), **averages})
         rows.append({"shots": shots, "task": "proca_h less this", **{m: _gain(of_shots, m) for m in methods}})
         rows.append({"shots": shots, "task": "estimate: rank correlation", **_estimates(of_shots, methods, 0)})
         rows.append({"shots": shots, "task": "estimate: mean error", **_estimates(of_shots, methods, 1)})
@@ -101,12 +102,12 @@ def _supervised_features(table: ScoreTable) -> dict[str, dict[str, np.ndarray]]:
 
 
 def _percent(cells: Sequence[Observation]) -> str:
-    return _mean([100 * one["accuracy"] for one in cells]) if cells else ""
+    return f"{100 * mean([one['accuracy'] for one in cells]):.1f}" if cells else ""
 
 
-def _mean(values: Sequence[Any]) -> str:
-    known = [float(value) for value in values if value != ""]
-    return f"{mean(known):.1f}" if known else ""
+def _of_tasks(observed: Sequence[Observation]) -> float:
+    """Mean over tasks of the mean over seeds."""
+    return mean(one["accuracy"] for one in mean_by("task")(observed))
 
 
 def _gain(observed: Sequence[Observation], method: str) -> str:
