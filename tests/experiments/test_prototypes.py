@@ -1,0 +1,45 @@
+"""The analysis of hidden states against label scores, on tables with known truth."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from lm_eval_proca import BatchCalibrator, RepresentationCalibrator
+from lm_eval_proca.experiments.analyses.prototypes import by_task, clouds, hidden_states, prototypes
+from tests.score_tables import made_table
+
+CALIBRATORS = {"bc": BatchCalibrator(), "proca_h": RepresentationCalibrator()}
+
+
+def tables() -> list:
+    return [
+        made_table(task, seed=seed, separation=0.5, hidden=True) for task in ("proca_a", "proca_b") for seed in (0, 1)
+    ]
+
+
+def test_every_method_is_measured_and_averages_are_over_tasks() -> None:
+    observed = prototypes(tables(), CALIBRATORS)
+    assert {one["calibrator"] for one in observed} == {"none", "bc", "proca_h", "labels_on_scores", "labels_on_states"}
+    rows = {row["task"]: row for row in by_task(observed)}
+    by_hand = 100 * np.mean([one["accuracy"] for one in observed if one["calibrator"] == "proca_h"])
+    assert float(rows["average"]["proca_h"]) == pytest.approx(by_hand, abs=0.051)
+    differences = [
+        100 * (a["accuracy"] - b["accuracy"])
+        for a in observed
+        for b in observed
+        if (a["calibrator"], b["calibrator"]) == ("proca_h", "bc") and (a["task"], a["seed"]) == (b["task"], b["seed"])
+    ]
+    assert float(rows["proca_h less this"]["bc"].split()[0]) == pytest.approx(np.mean(differences), abs=0.051)
+    assert float(rows["average"]["labels_on_states"]) > float(rows["average"]["bc"])
+
+
+def test_the_clouds_are_the_evaluation_rows_in_both_spaces() -> None:
+    points = clouds(tables())
+    assert {one["space"] for one in points} == {"label scores", "hidden states"}
+    assert len(points) == 2 * 200
+
+
+def test_a_table_without_hidden_states_is_not_for_it() -> None:
+    assert hidden_states(made_table()) is not None
+    assert hidden_states(made_table(hidden=True)) is None
