@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import re
 import subprocess
 import sys
@@ -239,26 +238,3 @@ def test_no_language_model_library_is_imported(table_file: Path) -> None:
     subprocess.run(
         [sys.executable, "-c", code, "calibrate", str(table_file)], check=True, capture_output=True, cwd=ROOT
     )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("labels", "estimate_rows", "seconds"), [(2, 500, 2.0), (14, 3000, 10.0)])
-def test_a_score_table_is_calibrated_in_seconds(
-    tmp_path: Path, labels: int, estimate_rows: int, seconds: float
-) -> None:
-    """One process from start to end, on the paper's sizes.
-
-    Processor time, because machines that test are shared; half as much again, because that slows it too.
-    """
-    filters = {name: [{"function": name}] for name in ("bc", "conca", "proca")}
-    path = made_table(labels=labels, eval_rows=872, estimate_rows=estimate_rows, filters=filters).save(
-        tmp_path / "t.parquet"
-    )
-    code = (
-        "import sys, time; from lm_eval_proca.cli import main; assert main(sys.argv[1:]) == 0;"
-        "print(time.process_time(), file=sys.stderr)"
-    )
-    command = [sys.executable, "-c", code, "calibrate", str(path)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    ran = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT, env=environment)
-    assert float(ran.stderr) < 1.5 * seconds
