@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
             )
         scores, words = _in_order_of_fit(path, new, calibrator)
         _note_other_origin(path, new.origin, calibrator.origin_)
-        log_proba = calibrator.predict_log_proba(scores)
+        log_proba = calibrator.predict_log_proba(scores, representations=new.representations)
         for number, (label, row) in enumerate(zip(np.argmax(log_proba, axis=1), np.exp(log_proba), strict=True)):
             probabilities = {f"p({word})": float(p) for word, p in zip(words, row, strict=True)}
             rows.append({"file": path, "row": number, "label": int(label), "word": words[label], **probabilities})

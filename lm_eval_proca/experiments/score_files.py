@@ -17,11 +17,12 @@ from lm_eval_proca.score_table import ScoreTable
 
 
 class NewScores(NamedTuple):
-    """What a calibrator is applied to: scores (documents, labels), and what their file says about them."""
+    """What a calibrator is applied to: scores (documents, labels), and what else their file holds."""
 
     scores: np.ndarray
     labels: list[str] | None = None
     origin: Mapping[str, Any] = {}
+    representations: np.ndarray | None = None
 
 
 def find_score_tables(paths: Iterable[str | Path]) -> list[Path]:
@@ -65,7 +66,7 @@ def read_scores(path: str | Path) -> NewScores:
     table = read_run(path)
     if problem := table.not_finite(("eval",)):
         raise ScoreTableError(f"{path} cannot be calibrated. {problem}; score again, e.g. in another dtype.")
-    return NewScores(table.scores_of("eval"), table.labels, table.origin)
+    return NewScores(table.scores_of("eval"), table.labels, table.origin, table.representations_of("eval"))
 
 
 def _read_csv(path: Path) -> tuple[np.ndarray, list[str]]:

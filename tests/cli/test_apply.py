@@ -143,3 +143,13 @@ def test_a_changed_calibrator_is_refused(saved: Path, tmp_path: Path, capsys: Ou
     assert main(["apply", str(saved), str(tmp_path / "new.csv")]) == 1
     [line] = capsys.readouterr().err.splitlines()
     assert str(saved) in line
+
+
+def test_a_calibrator_of_hidden_states_reads_them_from_the_score_table(tmp_path: Path, capsys: Output) -> None:
+    table = made_table(hidden=True, separation=0.5, filters={"proca_h": [{"function": "proca_h"}]})
+    file = str(table.save(tmp_path / "t.parquet"))
+    assert main(["calibrate", file, "--save", str(tmp_path / "h.json")]) == 0
+    capsys.readouterr()
+    assert main(["apply", str(tmp_path / "h.json"), file]) == 0
+    labels = [int(line.split(",")[2]) for line in capsys.readouterr().out.splitlines()[1:]]
+    assert np.mean(np.array(labels) == table.gold_of("eval")) > 0.8
