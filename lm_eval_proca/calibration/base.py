@@ -222,8 +222,8 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):
             return ()
         if given is None:
             raise CalibrationError(
-                f"{type(self).__name__} needs hidden states beside the scores; of the models of lm-eval, only "
-                f"hf-shared-prefix gives them."
+                f"{type(self).__name__} needs hidden states beside the scores; --model hf-shared-prefix gives them, "
+                f"and the score table of such a run (proca.scores_dir) keeps them."
             )
         layers = np.asarray(given)
         if layers.ndim != 3 or layers.shape[1] != n_rows:

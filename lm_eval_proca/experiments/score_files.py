@@ -29,6 +29,8 @@ def find_score_tables(paths: Iterable[str | Path]) -> list[Path]:
     """The files named, and every score table inside the folders named (of `proca.scores_dir` or of a sweep)."""
     found: list[Path] = []
     for path in map(Path, paths):
+        if not path.exists():
+            raise ScoreTableError(f"There is no file or folder {path}.")
         if not path.is_dir():
             found.append(path)
             continue

@@ -92,7 +92,7 @@ def test_tables_that_an_analysis_is_not_for_are_named_and_skipped(tmp_path: Path
         (["size", "scores", "--model_args", "pretrained=x"], "either score tables (FILE ...) or a model"),
         (["all", "scores"], "choose one analysis"),
         (["all", "--model_args", "pretrained=x", "--seeds", "1"], "choose one analysis"),
-        (["size", "missing.parquet"], "no score table at missing.parquet"),
+        (["size", "missing.parquet"], "no file or folder missing.parquet"),
     ],
 )
 def test_mistakes_end_in_one_sentence(arguments: list[str], message: str, tmp_path: Path, capsys: Output) -> None:
