@@ -14,6 +14,7 @@ does not, or the model cannot be asked, HFLM's own method scores the requests an
 
 from __future__ import annotations
 
+import atexit
 import functools
 import logging
 from collections.abc import Iterator
@@ -116,6 +117,7 @@ class SharedPrefixLM(HFLM):
         data_parallel = isinstance(pretrained, str) and not kwargs.get("parallelize") and kwargs.get("tp_plan") is None
         if data_parallel and dist.is_available() and dist.is_initialized():
             self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
+            atexit.register(_close_process_group)
 
     # Not through accelerate, as in HFLM: on CPUs accelerate opens the process group, but reports a single process.
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -363,6 +365,12 @@ class SharedPrefixLM(HFLM):
             raise CannotShare(
                 f"log-probabilities of a shared computation differ by up to {difference:.2g} from those of a plain pass"
             )
+
+
+def _close_process_group() -> None:
+    """Join the threads of the group: left to the end of the process, they can abort it after its work is done."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def is_out_of_memory(error: Exception) -> bool:
