@@ -62,6 +62,8 @@ class Run:
     prompt_hash: str | None
     estimate_hash: str | None
     methods: Mapping[str, str]
+    """What the tables call each filter."""
+    parameters: Mapping[str, str]
     label_counts: Mapping[str, LabelCounts]
     members: tuple[str, ...] = ()
     """The tasks of a group, whose average this is."""
@@ -193,6 +195,7 @@ def _runs_of(file: Path, document: Any) -> tuple[list[Run], list[str]]:
                 prompt_hash=_text(proca.get("prompt_hash")),
                 estimate_hash=_text(proca.get("estimate_hash")),
                 methods={name: _method_name(name, task_config, generated) for name in accuracy},
+                parameters={name: _parameters(name, task_config) for name in accuracy if name != RAW},
                 label_counts=read_label_counts(proca, accuracy),
             )
         )
@@ -257,12 +260,22 @@ def _method_name(filter_name: str, task_config: Mapping[str, Any], generated: bo
     """`none` is raw; what was fitted on rows that the model wrote is the paper's `-g`."""
     if filter_name == RAW:
         return "raw"
-    functions = {filter_name}
-    for entry in task_config.get("filter_list") or []:
-        if isinstance(entry, dict) and entry.get("name") == filter_name:
-            functions = {str(step.get("function")) for step in entry.get("filter") or [] if isinstance(step, dict)}
+    functions = {str(step.get("function")) for step in _steps(filter_name, task_config)}
     fitted_on_estimate = any(get_calibrator(name).fits_on == "estimate" for name in functions & set(CALIBRATORS))
     return f"{filter_name}-g" if generated and fitted_on_estimate else filter_name
+
+
+def _parameters(filter_name: str, task_config: Mapping[str, Any]) -> str:
+    steps = _steps(filter_name, task_config)
+    given = [f"{key}={step[key]}" for step in steps for key in sorted(step) if key != "function"]
+    return _printable(", ".join(given)) or "default parameters"
+
+
+def _steps(filter_name: str, task_config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    for entry in task_config.get("filter_list") or []:
+        if isinstance(entry, dict) and entry.get("name") == filter_name:
+            return [step for step in entry.get("filter") or [] if isinstance(step, dict)]
+    return [{"function": filter_name}]
 
 
 def _model_of(file: Path, document: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[str, Part]:
@@ -291,10 +304,16 @@ def _model_of(file: Path, document: Mapping[str, Any], config: Mapping[str, Any]
 
 
 def _told_apart(runs: Sequence[Run]) -> list[Run]:
-    """The runs with names of models: the weights, and the arguments in which models of the same weights differ."""
+    """The runs with names of models: the weights, and the arguments in which models of the same weights differ.
+
+    Likewise a method and the parameters of its filter, where they differ.
+    """
     alike: dict[str, dict[str, Mapping[str, Any]]] = {}
+    variants: dict[str, set[str]] = {}
     for run in runs:
         alike.setdefault(run.model, {})[digest(run.arguments)] = run.arguments
+        for name, given in run.parameters.items():
+            variants.setdefault(run.methods[name], set()).add(given)
     named = []
     for run in runs:
         others = alike[run.model].values()
@@ -304,7 +323,11 @@ def _told_apart(runs: Sequence[Run]) -> list[Run]:
             if any(other.get(key) != value for other in others)
         ]
         name = f"{run.model} ({', '.join(details)})" if details else run.model
-        named.append(replace(run, model=_printable(name)))
+        methods = {
+            one: f"{method} ({run.parameters[one]})" if len(variants.get(method, ())) > 1 else method
+            for one, method in run.methods.items()
+        }
+        named.append(replace(run, model=_printable(name), methods=methods))
     return named
 
 

@@ -246,6 +246,24 @@ def test_an_edited_template_stands_in_a_column_of_its_own(write_result):
     assert notice.text.startswith("Results of proca_sst2 differ in template")
 
 
+def test_a_filter_with_other_parameters_is_another_method(write_result):
+    plain, other = (write_result(accuracy=BOTH, seed=seed) for seed in (0, 1))
+    configs = json.loads(other.read_text())["configs"]
+    configs["proca_sst2"]["filter_list"] = [
+        {"name": "none", "filter": [{"function": "take_first"}]},
+        {"name": "proca", "filter": [{"function": "proca", "n_init": 10}]},  # 5 in the other file
+    ]
+    change(other, configs=configs)
+    measurements, notices = measurements_of(read_results([plain, other]).runs)
+    assert {(one.run.seed, one.method) for one in measurements} == {
+        (0, "raw"),
+        (0, "proca (n_init=5)"),
+        (1, "raw"),
+        (1, "proca (n_init=10)"),
+    }
+    assert not notices
+
+
 def test_model_names_lose_what_could_rewrite_a_terminal(write_result):
     (run,) = read_results([write_result(accuracy=BOTH, model="evil\x1b[2J\u202ename")]).runs
     assert run.model == "evil�[2J�name"
