@@ -46,6 +46,7 @@ BACKEND = "--model"  # no argument can have this name, nor the next; HFLM has on
 LEFT_OUT = "left-out"
 NAMES_OF_WEIGHTS = ("pretrained", "model", "path", "engine")
 MAY_BE_FOLDERS = (*NAMES_OF_WEIGHTS, "peft", "delta", "tokenizer")
+WEIGHT_FILES = frozenset({".safetensors", ".bin", ".gguf", ".pt", ".pth", ".json"})
 
 SECRETS = frozenset(
     {
@@ -57,6 +58,10 @@ SECRETS = frozenset(
     }
 )  # fmt: skip
 """Exactly these names, however they are written: `add_bos_token` and `prefix_token_id` change scores."""
+
+BLOCK = 1 << 16
+SAMPLED_BLOCKS = 16
+"""Weights are too large to be read for a hash; whoever trains them changes every part of the file."""
 
 NOT_WHAT_BUT_HOW = frozenset({"batch_size", "max_batch_size", "device", "num_concurrent", "max_retries", "timeout"})
 """Arguments of a model that decide how fast it answers, not what."""
@@ -185,8 +190,8 @@ def _defining_file(module: str, folder: Path) -> str | Path | None:
     return found.origin if found else None
 
 
-def _files(config: Mapping[str, Any], settings: Mapping[str, Any]) -> Part:
-    """Local files that the task reads: hashes of their content."""
+def _files(model: Part, config: Mapping[str, Any], settings: Mapping[str, Any]) -> Part:
+    """Local files that model and task read: hashes of their content."""
     estimate, folder = settings.get("estimate_file"), data_folder(config, settings)
     paths: dict[str, list[Path]] = {}
     if folder is not None:
@@ -195,7 +200,13 @@ def _files(config: Mapping[str, Any], settings: Mapping[str, Any]) -> Part:
         if found := sorted(Path(name).rglob("*.*") if os.path.isdir(name) else map(Path, glob(name))):
             paths[name] = found
     hashes: Part = {name: [[path.name, content(path)] for path in of_name] for name, of_name in paths.items()}
-    return hashes if estimate is None else {"estimate_file": content(estimate), **hashes}
+    if estimate is not None:
+        hashes["estimate_file"] = content(estimate)
+    for key in MAY_BE_FOLDERS:
+        if os.path.isdir(folder := str(model.get(key))):
+            weights = sorted(path for path in Path(folder).iterdir() if path.suffix in WEIGHT_FILES)
+            hashes[key] = [[path.name, content(path, SAMPLED_BLOCKS)] for path in weights]
+    return hashes
 
 
 def data_folder(config: Mapping[str, Any], settings: Mapping[str, Any]) -> Path | None:
@@ -215,23 +226,25 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(one)
 
 
-def content(path: str | os.PathLike[str]) -> str | None:
-    """A hash of what a file holds; None if there is none."""
+def content(path: str | os.PathLike[str], blocks: int | None = None) -> str | None:
+    """A hash of what a file holds, or of so many `blocks` of it; None if there is none."""
     path = Path(path).expanduser()
     try:
         stat = path.stat()
-        return _content(path, stat.st_size, stat.st_mtime_ns)
+        return _content(path, stat.st_size, stat.st_mtime_ns, blocks)
     except OSError:
         return None
 
 
 @cache
-def _content(path: Path, size: int, mtime_ns: int) -> str:
-    whole = hashlib.sha256()
+def _content(path: Path, size: int, mtime_ns: int, blocks: int | None) -> str:
+    step = max(BLOCK, size // blocks) if blocks else BLOCK
+    found = hashlib.sha256(str(size).encode())
     with open(path, "rb") as file:
-        while block := file.read(1 << 20):
-            whole.update(block)
-    return whole.hexdigest()[:16]
+        for start in range(0, size, step):
+            file.seek(start)
+            found.update(file.read(BLOCK))
+    return found.hexdigest()[:16]
 
 
 # ------------------------------------------------------------------ runs
@@ -242,9 +255,9 @@ def run_identity(
 ) -> Identity:
     """What decides a run of a model on the task of a YAML file, if it has one.
 
-    `settings` are the `calibration:` block after overrides; of files and folders the content counts, not the place.
-    `run` is shots, seed and limit. lm-eval's version is part of it because it builds prompts and requests; ours is as
-    PROCEDURE. Those of torch and transformers are not: they change the last digits of a score.
+    `settings` are the `calibration:` block after overrides; of files the content counts, not the place (of weights,
+    both). `run` is shots, seed and limit. lm-eval's version is part of it because it builds prompts and requests; ours
+    is as PROCEDURE. Those of torch and transformers are not: they change the last digits of a score.
     """
     config = task_config(task_file) if task_file else {}
     places = ("scores_dir", "data_dir", "data_folder", "estimate_file")
@@ -252,7 +265,7 @@ def run_identity(
         "model": model,
         "task": _described({key: value for key, value in config.items() if key != "calibration"}),
         "settings": _described({key: value for key, value in settings.items() if key not in places}),
-        "files": _files(config, settings),
+        "files": _files(model, config, settings),
         "run": _described(run),
         "versions": {"lm-eval": importlib.metadata.version("lm-eval"), "procedure": str(PROCEDURE)},
     }

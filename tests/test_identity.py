@@ -53,6 +53,20 @@ def test_backend_and_weights_are_part_of_a_model(tmp_path: Path, monkeypatch: py
     assert model_identity({"pretrained": "weights"}) == model_identity({"pretrained": str(tmp_path / "weights")})
 
 
+@pytest.mark.parametrize("size", [1000, 3_000_000])  # read whole, and in samples
+def test_weights_that_were_trained_on_are_another_run(tmp_path: Path, size: int):
+    weights = tmp_path / "model.safetensors"
+    model = model_identity({"pretrained": str(tmp_path)}, "hf")
+    weights.write_bytes(b"before" * size)
+    before = run_identity(model, None, {})
+    (tmp_path / "training.log").write_text("no part of the model")
+    assert run_identity(model, None, {}) == before
+    weights.write_bytes(b"after!" * size)
+    after = run_identity(model, None, {})
+    assert differences(before, after) == "content of a file (pretrained)"
+    assert before["model"] == after["model"]  # one model to `compare`
+
+
 SECRET_ARGS = {
     "model": "gpt-x",
     "api_key": "S3CRET",
