@@ -1,9 +1,10 @@
-"""`python -m benchmarks`: both benchmarks, with their defaults or the options given."""
+"""`python -m benchmarks`: all benchmarks, with their defaults or the options given."""
 
 from __future__ import annotations
 
-from benchmarks import mixture, scoring
+from benchmarks import mixture, representations, scoring
 
 if __name__ == "__main__":
     mixture.main([])
+    representations.main([])
     scoring.main()

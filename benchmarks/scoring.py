@@ -242,21 +242,28 @@ def measure(arguments: argparse.Namespace) -> Iterator[Ratio]:
         yield compare(other, scenario, prompts(scenario), arguments.repeats, name="GPT-2, ")
 
 
-def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data-dir", type=Path, help="folder with real rows (sst2/validation.jsonl and so on)")
     parser.add_argument("--model", type=Path, help="folder with a Hugging Face model; SmolLM2 by default")
     parser.add_argument("--repeats", type=int, default=3)
+
+
+def rows_folder(given: Path | None) -> Path | None:
+    """Real rows where they are; None, and a sentence, where rows must be made."""
+    beside = Path(__file__).parents[2] / "shared" / "data"
+    folder = given or Path(os.environ.get("PROCA_DATA_DIR") or beside)
+    if folder.is_dir():
+        return folder
+    print(f"No rows at {folder}: made ones are scored instead (real ones: --data-dir or PROCA_DATA_DIR).")
+    return None
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_options(parser)
     parser.add_argument("--scale", type=float, default=1.0, help="factor of all numbers of documents")
     arguments = parser.parse_args(argv)
-    beside = Path(__file__).parents[2] / "shared" / "data"
-    if arguments.data_dir is None:
-        arguments.data_dir = Path(os.environ["PROCA_DATA_DIR"]) if os.environ.get("PROCA_DATA_DIR") else beside
-    if not arguments.data_dir.is_dir():
-        print(
-            f"No rows at {arguments.data_dir}: made ones are scored instead (real ones: --data-dir or PROCA_DATA_DIR)."
-        )
-        arguments.data_dir = None
+    arguments.data_dir = rows_folder(arguments.data_dir)
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     rows = []
     for row in measure(arguments):
