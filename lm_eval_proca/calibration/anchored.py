@@ -124,7 +124,7 @@ class AnchoredCalibrator(Calibrator):
 
     Parameters
     ----------
-    anchor_strength : float, default=10
+    anchor_strength : float, default=20
         Number of documents with which every label's mean is held at the anchor's.
     prior : "uniform", "estimated" or array-like of shape (n_labels,), default="uniform"
         Shares of the labels among the documents of the fit: equal, learned, or known. They are not used to predict.
@@ -185,7 +185,7 @@ class AnchoredCalibrator(Calibrator):
     converged_: bool
 
     def __init__(
-        self, *, anchor_strength: float = 10.0, prior: Any = "uniform", max_iter: int = 50, tol: float = 1e-4
+        self, *, anchor_strength: float = 20.0, prior: Any = "uniform", max_iter: int = 50, tol: float = 1e-4
     ) -> None:
         self.anchor_strength = anchor_strength
         self.prior = prior
@@ -376,7 +376,7 @@ class RepresentationCalibrator(AnchoredCalibrator):
         self,
         *,
         n_components: int = 32,
-        anchor_strength: float = 10.0,
+        anchor_strength: float = 20.0,
         prior: Any = "uniform",
         max_iter: int = 50,
         tol: float = 1e-4,
