@@ -110,7 +110,6 @@ class Row:
     chains: list[tuple[Tokens, int, int]]  # (ancestors, start, stop): tokens start..stop-1 follow each other
     answers: list[Answer]  # places are those of tokens in the row
     documents: int
-    last_branch: Branch
 
     @classmethod
     def of(cls, documents: Sequence[Document], prefix: int) -> Row:
@@ -127,8 +126,7 @@ class Row:
             path = np.concatenate([ancestors, np.arange(size, stop)])
             answers += [Answer(number, path[-length:]) for number, length in branch.requests]
             previous, size = branch, stop
-        last_branch = documents[-1].branches[-1]
-        return cls(np.concatenate(tokens), np.concatenate(positions), chains, answers, len(documents), last_branch)
+        return cls(np.concatenate(tokens), np.concatenate(positions), chains, answers, len(documents))
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -159,6 +157,11 @@ class Pass:
         """Whether the usual causal mask and the usual positions are right for every row."""
         return all(row.is_chain for row in self.rows)
 
+    @cached_property
+    def longest(self) -> int:
+        """Tokens of the longest prompt, prefix included."""
+        return max(int(row.positions.max()) for row in self.rows) + 1
+
     def tokens(self) -> Tokens:
         return self._padded([row.tokens for row in self.rows])
 
@@ -180,6 +183,17 @@ class Pass:
                 matrix[start:stop, ancestors] = True
                 matrix[start:stop, start:stop] = np.tri(stop - start, dtype=bool)
         return follows
+
+    def visible(self, prefix: int, window: int | None = None) -> NDArray[np.bool_]:
+        """What each token attends to, (rows, tokens, prefix + tokens): all that it follows, itself included, or of that
+        the last `window` tokens."""
+        count, width = self.shape
+        seen = np.concatenate([np.ones((count, width, prefix), bool), self.ancestry()], axis=2)
+        if window is not None:
+            positions = self.positions()
+            keys = np.hstack([np.tile(np.arange(prefix), (count, 1)), positions])
+            seen &= keys[:, None] > positions[:, :, None] - window
+        return seen
 
     @cached_property
     def scored(self) -> Tokens:

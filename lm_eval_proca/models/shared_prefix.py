@@ -4,8 +4,8 @@ All requests of a classification task begin with the same instruction and demons
 with the same prompt. Stock `hf` computes the whole prompt for every document, and logits at every position of it.
 Here a prefix tree of the requests (see `prefix_tree`) is computed instead: keys and values of a long common prefix
 once, then documents as short continuations of it, one after the other in a row. An attention mask lets each token see
-the prefix and its own ancestors; position ids put it where it stands in its own prompt. The model's own forward pass
-computes logits, only where a prediction is wanted.
+the prefix and its own ancestors, in layers of sliding attention only those within the window; position ids put it
+where it stands in its own prompt. The model's own forward pass computes logits, only where a prediction is wanted.
 
 Whether a model does what mask, positions and cache ask of it is not taken on trust: a common prefix is encoded by a
 plain pass over one whole request, and the same request scored among others must give the same log-probabilities. If it
@@ -17,6 +17,7 @@ from __future__ import annotations
 import atexit
 import functools
 import logging
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -31,7 +32,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, Dynam
 
 from lm_eval_proca.errors import ModelError
 from lm_eval_proca.models.hidden_states import HiddenStates, Layer
-from lm_eval_proca.models.prefix_tree import Group, Limits, Pass, Request, plan
+from lm_eval_proca.models.prefix_tree import Answer, Group, Limits, Pass, Request, plan
 from lm_eval_proca.models.sampling import can_decode, decoding_loop
 
 if TYPE_CHECKING:
@@ -55,6 +56,10 @@ class CannotShare(Exception):
     """This model's predictions cannot be had from shared computations; the message says why."""
 
 
+class CannotSlide(Exception):
+    """The same, of prompts that are longer than the model's attention window."""
+
+
 class OutOfMemory(Exception):
     """A forward pass was too large for the memory that is free now."""
 
@@ -68,6 +73,13 @@ class Predictions(NamedTuple):
 
     log_probs: torch.Tensor
     hidden_states: dict[Layer, torch.Tensor]  # of the layers that were asked for
+
+
+class Window(NamedTuple):
+    """Sliding attention: a token attends to `length` tokens, itself the last, in all layers or in some."""
+
+    length: int = sys.maxsize
+    in_all_layers: bool = False
 
 
 class PrefixLayer(DynamicLayer):
@@ -108,7 +120,9 @@ class SharedPrefixLM(HFLM):
         if max_batch_tokens < 1:
             raise ModelError(f"hf-shared-prefix: max_batch_tokens is {max_batch_tokens}, but must be at least 1.")
         self.max_batch_tokens = max_batch_tokens
-        self._logits_checked = self._mask_checked = False
+        self._logits_checked = False
+        self._checked: set[tuple[bool, bool]] = set()  # kinds of passes: plain or not, beyond the window or not
+        self._slides = True  # whether windows can be put into the masks
         self._cannot_share: str | None = None
         self._said: set[str] = set()
         # For each label lm-eval encodes prompt + label, then the prompt again: the last two hold the prompt.
@@ -232,7 +246,7 @@ class SharedPrefixLM(HFLM):
                 done: set[int] = set()
                 try:
                     for group in plan(inputs, numbers, limits):
-                        for scored, predictions in self._scored_passes(group):
+                        for scored, predictions in self._scored_passes(group, inputs):
                             self._keep_hidden_states(scored, predictions)
                             for number, answer in _read_answers(scored, predictions.log_probs, inputs):
                                 if requests[number][0] is not None:
@@ -245,6 +259,12 @@ class SharedPrefixLM(HFLM):
                         raise error.reason from None
                     limits = limits.halved()
                     logger.warning(f"hf-shared-prefix goes on with passes of {limits.tokens} tokens: {error.reason}")
+                except CannotSlide as reason:
+                    self._slides = False
+                    self._say_once(
+                        f"hf-shared-prefix scores prompts of more than {self._window.length} tokens like hf: {reason}."
+                    )
+                    numbers = [number for number in numbers if len(inputs[number].tokens) <= self._window.length]
                 numbers = [number for number in numbers if number not in done]
 
     def _keep_hidden_states(self, scored: Pass, predictions: Predictions) -> None:
@@ -269,8 +289,9 @@ class SharedPrefixLM(HFLM):
         layers = DynamicCache(config=config).layers
         if unknown := {type(layer).__name__ for layer in layers} - {"DynamicLayer", "DynamicSlidingWindowLayer"}:
             raise CannotShare(f"its cache is not one of keys and values by position ({', '.join(sorted(unknown))})")
-        # Within the window, sliding attention is plain attention.
-        lengths = [layer.sliding_window for layer in layers if isinstance(layer, DynamicSlidingWindowLayer)]
+        # Windows that no mask of ours can show, and chunks of attention: within them, attention is plain.
+        windows = [layer.sliding_window for layer in layers if isinstance(layer, DynamicSlidingWindowLayer)]
+        lengths = [length for length in windows if not self._slides or length != self._window.length]
         text = config.get_text_config(decoder=True)
         rope = getattr(text, "rope_parameters", None) or {}
         for parameters in [rope] if "rope_type" in rope else rope.values():
@@ -279,26 +300,46 @@ class SharedPrefixLM(HFLM):
                 lengths.append(parameters.get("original_max_position_embeddings") or text.max_position_embeddings)
         return min([self.max_length, *lengths])
 
-    def _scored_passes(self, group: Group) -> Iterator[tuple[Pass, Predictions]]:
+    @functools.cached_property
+    def _window(self) -> Window:
+        """The window that all sliding layers have in common; without end where there is none."""
+        config = self.model.config.get_text_config(decoder=True)
+        lengths = {getattr(layer, "sliding_window", None) for layer in DynamicCache(config=config).layers}
+        length = getattr(config, "sliding_window", None)  # chunks of attention stand elsewhere
+        return Window(length, None not in lengths) if length and lengths - {None} == {length} else Window()
+
+    def _scored_passes(self, group: Group, requests: list[Request]) -> Iterator[tuple[Pass, Predictions]]:
         """Every pass of a group with its predictions, checked where something is new to this model."""
         cache = None
         for scored in group.passes:
-            # The request to check: after as many others as possible, so that they would show.
-            number, row = max(enumerate(scored.rows), key=lambda item: len(item[1].chains))
-            tokens, count = row.last_branch.tokens, len(row.answers[-1].places)
+            beyond = scored.longest > self._window.length
+            kind = (scored.is_plain, beyond)
+            new = kind not in self._checked and (not scored.is_plain or (beyond and group.prefix > 0))
+            answer = self._answer_to_check(scored, requests)
+            tokens, count = np.asarray(requests[answer.request].tokens), len(answer.places)
             if not self._logits_checked:
                 self._check_logits(tokens[-8:])
             expected = None
             if group.prefix and cache is None:
                 cache, expected = self._encode_prefix(group.prefix, tokens, count)
-            elif not self._mask_checked and not scored.is_plain:
+            if new and (expected is None or beyond):  # windows may depend on the cache that a model is given
                 expected = self._plain_pass(tokens, count)
-            predictions = self._predictions(scored, group.prefix, cache)
-            if expected is not None:
-                places = number * len(scored.scored) + np.searchsorted(scored.scored, row.answers[-1].places)
-                self._compare(expected, predictions.log_probs[places])
-                self._mask_checked |= not scored.is_plain
+            try:
+                predictions = self._predictions(scored, group.prefix, cache)
+                if expected is not None:
+                    self._compare(expected, predictions.log_probs[answer.places])
+                    self._checked.add(kind)
+            except CannotShare as reason:
+                if new and beyond:
+                    raise CannotSlide(str(reason)) from reason
+                raise
             yield scored, predictions
+
+    def _answer_to_check(self, scored: Pass, requests: list[Request]) -> Answer:
+        """Beyond the window if there is one, and after as many others as possible, so that they would show."""
+        before = [number for row in scored.rows for number in range(len(row.answers))]
+        beyond = [len(requests[answer.request].tokens) > self._window.length for answer in scored.answers()]
+        return max(zip(beyond, before, scored.answers(), strict=True), key=lambda candidate: candidate[:2])[2]
 
     def _encode_prefix(self, length: int, tokens: np.ndarray, count: int) -> tuple[Cache, torch.Tensor]:
         """Keys and values of the prefix, and what the plain pass over a whole request predicts at its end."""
@@ -316,17 +357,28 @@ class SharedPrefixLM(HFLM):
     def _predictions(self, scored: Pass, prefix: int, cache: Cache | None) -> Predictions:
         kwargs: dict[str, Any] = {"past_key_values": cache, "use_cache": cache is not None}
         if not scored.is_plain:
-            rows, width = scored.shape
-            mask = torch.zeros(rows, 1, width, prefix + width, dtype=self.model.dtype)
-            hidden = torch.from_numpy(~scored.ancestry())[:, None]
-            mask[..., prefix:].masked_fill_(hidden, torch.finfo(mask.dtype).min)
-            kwargs["attention_mask"] = mask.to(self.device)
+            kwargs["attention_mask"] = self._mask(scored, prefix)
             kwargs["position_ids"] = torch.from_numpy(scored.positions()).to(self.device)
         layers = {layer for answer in scored.answers() for layer in self._layers.get(answer.request, ())}
         places = torch.from_numpy(scored.scored).to(self.device)
         with HiddenStates(self.model, layers).read_at(places) as states:
             log_probs = self._log_probs(scored.tokens(), scored.scored, **kwargs)
         return Predictions(log_probs, states)
+
+    def _mask(self, scored: Pass, prefix: int) -> torch.Tensor | dict[str, torch.Tensor]:
+        """A mask for all layers, or where windows make a difference in some of them, one for each kind of layer."""
+
+        def added(visible: np.ndarray) -> torch.Tensor:
+            mask = torch.zeros(visible.shape, dtype=self.model.dtype)
+            mask.masked_fill_(torch.from_numpy(~visible), torch.finfo(mask.dtype).min)
+            return mask[:, None].to(self.device)
+
+        if scored.longest <= self._window.length:
+            return added(scored.visible(prefix))
+        within = added(scored.visible(prefix, self._window.length))
+        if self._window.in_all_layers:
+            return within
+        return {"full_attention": added(scored.visible(prefix)), "sliding_attention": within}
 
     def _log_probs(self, tokens: np.ndarray, places: np.ndarray, **kwargs: Any) -> torch.Tensor:
         """Log-probabilities of the next token at these places of every row, one row after the other."""

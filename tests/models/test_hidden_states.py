@@ -29,7 +29,7 @@ def plain_states(model: PreTrainedModel, tokens: list[int], layers: list[int]) -
     return np.stack([states[layer][0, -1].numpy() for layer in layers])
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama", "gemma2", "cohere"])
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "gemma2", "cohere", "gemma3_text", "mistral", "gpt_oss"])
 @pytest.mark.parametrize(("batch_size", "max_batch_tokens"), [(1, 48), ("auto", 256)], ids=["one by one", "packed"])
 def test_states_are_those_of_a_plain_pass(
     kind: str, batch_size: int | str, max_batch_tokens: int, tokenizer: PreTrainedTokenizerFast

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -40,23 +41,29 @@ def contexts_of(row: Row, requests: list[Request]) -> int:
     return sum(not any(c[: len(other)] == other for other in contexts - {c}) for c in contexts)
 
 
-@given(st.lists(requests(), max_size=40), limits)
-def test_every_prediction_is_made_from_the_tokens_before_it(requests: list[Request], limits: Limits) -> None:
+@given(st.lists(requests(), max_size=40), limits, st.none() | st.integers(1, 12))
+def test_every_prediction_is_made_from_the_tokens_before_it(
+    requests: list[Request], limits: Limits, window: int | None
+) -> None:
     answered = []
     for group in plan(requests, range(len(requests)), limits):
+        first = next(group.passes[0].answers()).request
+        prefix = list(requests[first].tokens[: group.prefix])
         for scored in group.passes:
-            tokens, positions, follows = scored.tokens(), scored.positions(), scored.ancestry()
+            tokens, positions, visible = scored.tokens(), scored.positions(), scored.visible(group.prefix, window)
+            assert scored.longest == max(len(requests[answer.request].tokens) for answer in scored.answers())
             for answer in scored.answers():
                 request = requests[answer.request]
                 assert len(answer.places) == len(request.continuation)
                 for end, place in enumerate(answer.places, start=request.first_scored + 1):
                     row, i = divmod(place, len(scored.scored))
-                    seen = follows[row, scored.scored[i]]
-                    prefix = scored.rows[row].last_branch.tokens[: group.prefix].tolist()
-                    assert prefix + tokens[row, seen].tolist() == list(request.tokens[:end])
-                    assert positions[row, seen].tolist() == list(range(group.prefix, end))
+                    seen = visible[row, scored.scored[i]]
+                    begin = 0 if window is None else max(0, end - window)
+                    assert np.array([*prefix, *tokens[row]])[seen].tolist() == list(request.tokens[begin:end])
+                    assert np.array([*range(group.prefix), *positions[row]])[seen].tolist() == list(range(begin, end))
                     if scored.is_plain:
-                        assert seen.tolist() == [j <= scored.scored[i] for j in range(len(seen))]
+                        stop = group.prefix + scored.scored[i]
+                        assert seen.tolist() == [begin <= j <= stop for j in range(len(seen))]
                 answered.append(answer.request)
     assert sorted(answered) == list(range(len(requests)))
 

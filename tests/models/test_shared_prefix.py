@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
-from transformers import GPT2LMHeadModel, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import Gemma2ForCausalLM, GPT2LMHeadModel, PreTrainedModel, PreTrainedTokenizerFast
 
 from lm_eval_proca.errors import ModelError
 from lm_eval_proca.models.shared_prefix import SharedPrefixLM
@@ -85,7 +85,7 @@ contexts = st.builds("".join, st.lists(texts, max_size=4)).filter(lambda text: t
 continuations = st.sampled_from([*LABELS, "\n", " the film was clever and funny", " and funny " * 20])
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "gemma3_text"])
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     requests=st.lists(st.tuples(contexts, continuations), min_size=1, max_size=24),
@@ -103,7 +103,8 @@ def test_any_list_of_requests_is_scored_as_by_stock(
     max_length: int,
     bos: bool,
 ) -> None:
-    """Empty contexts, no common prefix or several, requests twice, labels within labels, prompts that must be cut."""
+    """Empty contexts, no common prefix or several, requests twice, labels within labels, prompts longer than the window
+    and prompts that must be cut."""
     model = make_model(kind, len(tokenizer))
     stock, ours = pair_of(
         model,
@@ -115,6 +116,7 @@ def test_any_list_of_requests_is_scored_as_by_stock(
     )
     assert_same(stock, ours, instances(requests))
     assert ours._cannot_share is None
+    assert ours._slides
 
 
 def test_a_prefix_is_computed_once_and_labels_cost_their_own_tokens(tokenizer: PreTrainedTokenizerFast) -> None:
@@ -272,11 +274,11 @@ def test_a_model_that_does_not_do_as_asked_is_scored_by_stock(
         assert line.startswith("hf-shared-prefix scores like hf: ")
 
 
-@pytest.mark.parametrize("kind", ["mistral", "bloom", "gpt_neo", "mamba"])
+@pytest.mark.parametrize("kind", ["llama4_text", "bloom", "gpt_neo", "mamba"])
 def test_models_of_another_kind_are_scored_by_stock(
     kind: str, tokenizer: PreTrainedTokenizerFast, log: Callable[[], list[str]]
 ) -> None:
-    """A sliding window shorter than the prompt, attention biased by distance, local attention, a recurrent state."""
+    """Attention within chunks, attention biased by distance, local attention, a recurrent state."""
     stock, ours = pair_of(make_model(kind, len(tokenizer)), tokenizer)
     for _ in range(2):
         assert_same(stock, ours, task(12), atol=1e-5)
@@ -285,12 +287,55 @@ def test_models_of_another_kind_are_scored_by_stock(
     assert "like hf: " in line
 
 
-def test_requests_within_the_sliding_window_are_shared(tokenizer: PreTrainedTokenizerFast) -> None:
-    model = make_model("mistral", len(tokenizer), sliding_window=64)
+@pytest.mark.parametrize(
+    ("kind", "window", "prefix"),
+    [
+        *((kind, 24, DEMONSTRATIONS) for kind in ("gemma3_text", "gemma2", "mistral", "phi3", "qwen2", "cohere2")),
+        *(("gpt_oss", 24, DEMONSTRATIONS), ("gemma3_text", 8, ""), ("mistral", 8, "")),
+    ],
+)
+def test_prompts_longer_than_the_window_are_shared(
+    kind: str, window: int, prefix: str, tokenizer: PreTrainedTokenizerFast, log: Callable[[], list[str]]
+) -> None:
+    """Windows in some layers or in all; rotations by kind of layer, softcapped scores, attention sinks, experts."""
+    model, requests = make_model(kind, len(tokenizer), sliding_window=window), task(12, prefix=prefix)
+    stock, packed = pair_of(model, tokenizer, batch_size="auto", max_batch_tokens=128)
+    expected: list[tuple[float, bool]] = []
+    one_by_one = count_tokens(model, lambda: expected.extend(stock.loglikelihood(requests, disable_tqdm=True)))
+    for ours in (packed, SharedPrefixLM(model, tokenizer=tokenizer, batch_size=1)):
+        actual: list[tuple[float, bool]] = []
+        tokens = count_tokens(model, lambda lm=ours, a=actual: a.extend(lm.loglikelihood(requests, disable_tqdm=True)))
+        assert tokens < one_by_one / 2
+        assert [a for a, _ in actual] == pytest.approx([e for e, _ in expected], abs=1e-4, rel=1e-5)
+        assert [greedy for _, greedy in actual] == [greedy for _, greedy in expected]
+    assert log() == []
+    blind, _ = pair_of(make_model(kind, len(tokenizer), sliding_window=512), tokenizer)
+    without = [score for score, _ in blind.loglikelihood(requests[:12], disable_tqdm=True)]
+    assert without != pytest.approx([e for e, _ in expected[:12]], abs=0.1), "the window matters in these prompts"
+
+
+class DeafToWindows(Gemma2ForCausalLM):
+    def forward(self, *args: Any, attention_mask: Any = None, **kwargs: Any) -> Any:
+        mask = attention_mask["full_attention"] if isinstance(attention_mask, dict) else attention_mask
+        return super().forward(*args, attention_mask=mask, **kwargs)
+
+
+class OneMask(Gemma2ForCausalLM):
+    def forward(self, *args: Any, attention_mask: torch.Tensor | None = None, **kwargs: Any) -> Any:
+        assert not isinstance(attention_mask, dict), "one mask, please"
+        return super().forward(*args, attention_mask=attention_mask, **kwargs)
+
+
+@pytest.mark.parametrize("kind", [DeafToWindows, OneMask])
+def test_a_model_that_takes_no_windows_shares_within_its_own(
+    kind: type[Gemma2ForCausalLM], tokenizer: PreTrainedTokenizerFast, log: Callable[[], list[str]]
+) -> None:
+    model = kind(make_model("gemma2", len(tokenizer), sliding_window=32).config).eval()
     stock, ours = pair_of(model, tokenizer, max_batch_tokens=256)
-    short, long = task(30, prefix=""), task(3)
+    short, long = task(30, LABELS[:3], prefix=""), task(3)
     assert_same(stock, ours, [*short, *long])
-    assert ours._cannot_share is None
+    (line,) = log()
+    assert line.startswith("hf-shared-prefix scores prompts of more than 32 tokens like hf: ")
     one_by_one = count_tokens(model, lambda: stock.loglikelihood(short, disable_tqdm=True))
     assert count_tokens(model, lambda: ours.loglikelihood(short, disable_tqdm=True)) < one_by_one / 2
 
