@@ -203,8 +203,8 @@ def _files(model: Part, config: Mapping[str, Any], settings: Mapping[str, Any]) 
     if estimate is not None:
         hashes["estimate_file"] = content(estimate)
     for key in MAY_BE_FOLDERS:
-        if os.path.isdir(folder := str(model.get(key))):
-            weights = sorted(path for path in Path(folder).iterdir() if path.suffix in WEIGHT_FILES)
+        if os.path.isdir(place := str(model.get(key))):
+            weights = sorted(path for path in Path(place).iterdir() if path.suffix in WEIGHT_FILES)
             hashes[key] = [[path.name, content(path, SAMPLED_BLOCKS)] for path in weights]
     return hashes
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import atexit
 import functools
 import logging
+import math
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -249,11 +250,14 @@ class SharedPrefixLM(HFLM):
                         for scored, predictions in self._scored_passes(group, inputs):
                             self._keep_hidden_states(scored, predictions)
                             for number, answer in _read_answers(scored, predictions.log_probs, inputs):
+                                if math.isnan(answer[0]) and limits.documents != 1:
+                                    continue  # perhaps a neighbour's: no mask stops it, as 0 x NaN is NaN
                                 if requests[number][0] is not None:
                                     self.cache_hook.add_partial("loglikelihood", requests[number][0], answer)
                                 progress.update(1)
                                 done.add(number)
                                 yield number, answer
+                    limits = limits._replace(documents=1)  # for what is left
                 except OutOfMemory as error:
                     if limits.tokens == 1:  # one request is too much: nothing is left to halve
                         raise error.reason from None
@@ -322,11 +326,13 @@ class SharedPrefixLM(HFLM):
             expected = None
             if group.prefix and cache is None:
                 cache, expected = self._encode_prefix(group.prefix, tokens, count)
+                if expected.isnan().any():  # whatever follows the prefix must not reach it
+                    cache, expected = self._encode_prefix(group.prefix, tokens[: group.prefix], 1)[0], None
             if new and (expected is None or beyond):  # windows may depend on the cache that a model is given
                 expected = self._plain_pass(tokens, count)
             try:
                 predictions = self._predictions(scored, group.prefix, cache)
-                if expected is not None:
+                if expected is not None and not predictions.log_probs.isnan().any():  # those are scored again
                     self._compare(expected, predictions.log_probs[answer.places])
                     self._checked.add(kind)
             except CannotShare as reason:
@@ -407,8 +413,9 @@ class SharedPrefixLM(HFLM):
         if stock.shape[1] != len(tokens):
             raise CannotShare("it puts tokens of its own before the prompt")
         expected = F.log_softmax(stock[0, -1:], dim=-1, dtype=self.softmax_dtype)
-        self._compare(expected, self._plain_pass(tokens, 1))
-        self._logits_checked = True
+        if not expected.isnan().any():
+            self._compare(expected, self._plain_pass(tokens, 1))
+            self._logits_checked = True
 
     def _compare(self, expected: torch.Tensor, actual: torch.Tensor) -> None:
         tolerance = TOLERANCE[self.mixed_precision_dtype or self.model.dtype]

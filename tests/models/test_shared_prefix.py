@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -184,6 +185,25 @@ def test_a_full_memory_halves_the_pass_and_is_not_remembered(
     refused, lines = crowd.refused, len(log())
     ours.loglikelihood(requests, disable_tqdm=True)
     assert (crowd.refused, len(log()), ours._cannot_share) == (refused, lines, None)
+
+
+@pytest.mark.parametrize("sick", [0, 7, 19])  # among them the document whose scores are checked
+def test_a_document_without_finite_scores_leaves_its_neighbours_theirs(
+    tokenizer: PreTrainedTokenizerFast, log: Callable[[], list[str]], sick: int
+) -> None:
+    model = make_model("llama", len(tokenizer))
+    prompts = [f"{DEMONSTRATIONS}Review: the soup {i} was {'cold ' * (i % 4)}\nSentiment:" for i in range(20)]
+    healthy = set(tokenizer.encode("".join(prompts)))
+    prompts[sick] = prompts[sick].replace("soup", "@ZQ@")
+    (own, *_) = set(tokenizer.encode(prompts[sick])) - healthy
+    requests = instances([(prompt, label) for prompt in prompts for label in LABELS[:2]])
+    model.get_input_embeddings().weight.data[own] = torch.nan
+    stock, ours = pair_of(model, tokenizer, max_batch_tokens=512, batch_size="auto")
+    expected = [score for score, _ in stock.loglikelihood(requests, disable_tqdm=True)]
+    assert [i // 2 for i, score in enumerate(expected) if math.isnan(score)] == [sick, sick]
+    scores = [score for score, _ in ours.loglikelihood(requests, disable_tqdm=True)]
+    assert scores == pytest.approx(expected, abs=1e-4, rel=1e-5, nan_ok=True)
+    assert not log()
 
 
 def test_a_request_that_no_memory_fits_ends_in_the_own_error(tokenizer: PreTrainedTokenizerFast) -> None:
