@@ -14,7 +14,7 @@ In each view a label is a Gaussian with one covariance for all labels,
     \mu_{vk} = \frac{\kappa\, m_{vk} + \sum_d q_{dk} x_{vd}}{\kappa + \sum_d q_{dk}},
 
 .. math::
-    \Sigma_v = \frac{1}{n} \sum_{d,k} q_{dk} (x_{vd} - \mu_{vk})(x_{vd} - \mu_{vk})^T + \rho_v \frac{tr}{dim} I, \qquad
+    \Sigma_v = \frac{1}{n} \sum_{d,k} q_{dk} (x_{vd} - \mu_{vk})(x_{vd} - \mu_{vk})^T + \rho \frac{tr}{dim} I, \qquad
     q_{dk} \propto \prod_v N(x_{vd}; \mu_{vk}, \Sigma_v).
 
 EM repeats the last two from q = r. Each label's mean is held by kappa further documents at the anchor's mean: with few
@@ -37,9 +37,8 @@ from lm_eval_proca.calibration.base import Array, Calibrator
 from lm_eval_proca.calibration.representation import principal_components, unit_scale
 from lm_eval_proca.errors import CalibrationError
 
-SCORE_RIDGE = 0.1
-REPRESENTATION_RIDGE = 0.3
-"""Shares of the mean variance that are added to the covariance of a view."""
+RIDGE = 0.3
+"""Share of the mean variance that is added to the covariance of a view."""
 
 ROWS_PER_COMPONENT = 4
 """Principal components need documents: at most one per so many."""
@@ -64,18 +63,18 @@ class Mixture:
     converged: bool
 
     def logits(self, views: Sequence[Array]) -> Array:
-        return sum((x @ coef for x, coef in zip(views, self.coefs, strict=True)), self.intercept)
+        return _logits(views, self.coefs, self.intercept)
 
 
 def fit_mixture(
     views: Sequence[Array],
     anchor: Array,
     *,
-    ridges: Sequence[float],
     strength: float,
     max_iter: int,
     tol: float,
     log_prior: Array | None = None,
+    ridge: float = RIDGE,
 ) -> Mixture:
     """EM from the anchor's label probabilities; see the head of this module for the formulas.
 
@@ -84,36 +83,39 @@ def fit_mixture(
     n, n_labels = anchor.shape
     counts = anchor.sum(axis=0) + np.finfo(float).tiny
     held = [anchor.T @ x / counts[:, None] for x in views]
+    squares = [x.T @ x for x in views]
     q = anchor
     converged, n_iter = False, 0
     while not converged and n_iter < max_iter:
         n_iter += 1
-        coefs, intercept, gaps = [], np.zeros(n_labels), np.zeros((n_labels, n_labels))
-        for x, mean, ridge in zip(views, held, ridges, strict=True):
-            coef, constant, distances = _discriminant(x, q, mean, strength, ridge)
-            coefs.append(coef)
-            intercept += constant
-            gaps += distances
+        found = [_discriminant(*view, q, strength, ridge) for view in zip(views, squares, held, strict=True)]
+        coefs, constants, gaps = zip(*found, strict=True)
         weights = np.log((q.sum(axis=0) + 1) / (n + n_labels)) if log_prior is None else log_prior
-        before, q = q, softmax(sum((x @ c for x, c in zip(views, coefs, strict=True)), intercept + weights), axis=1)
+        before, q = q, softmax(_logits(views, coefs, sum(constants)) + weights, axis=1)
         converged = bool(np.abs(q - before).max() < tol)
-    closest = np.sqrt(gaps[~np.eye(n_labels, dtype=bool)].min())
-    return Mixture(coefs, intercept, q, float(closest), n_iter, converged)
+    closest = np.sqrt(sum(gaps)[~np.eye(n_labels, dtype=bool)].min())
+    return Mixture(list(coefs), sum(constants), q, float(closest), n_iter, converged)
 
 
-def _discriminant(x: Array, q: Array, held: Array, strength: float, ridge: float) -> tuple[Array, Array, Array]:
+def _logits(views: Sequence[Array], coefs: Sequence[Array], intercept: Array) -> Array:
+    return sum((x @ coef for x, coef in zip(views, coefs, strict=True)), intercept)
+
+
+def _discriminant(
+    x: Array, square: Array, held: Array, q: Array, strength: float, ridge: float
+) -> tuple[Array, Array, Array]:
     """Coefficients (features, labels) and constants of log N(x; mu_k, Sigma), less what all labels share; and squared
-    distances between the labels."""
+    distances between the labels. `square` is x.T @ x, which no step changes."""
     counts, sums = q.sum(axis=0), q.T @ x
     means = (strength * held + sums) / (strength + counts + np.finfo(float).tiny)[:, None]
     crossed = sums.T @ means
-    covariance = (x.T @ x - crossed - crossed.T + (means.T * counts) @ means) / len(x)
+    covariance = (square - crossed - crossed.T + (means.T * counts) @ means) / len(x)
     size = max(np.trace(covariance) / len(covariance), np.finfo(float).tiny)
     covariance[np.diag_indices_from(covariance)] += ridge * size
     coef = cho_solve(cho_factor(covariance), means.T)
     products = means @ coef
-    squares = np.diag(products)
-    return coef, -0.5 * squares, squares[:, None] + squares - products - products.T
+    norms = np.diag(products)
+    return coef, -0.5 * norms, norms[:, None] + norms - products - products.T
 
 
 class AnchoredCalibrator(Calibrator):
@@ -234,16 +236,8 @@ class AnchoredCalibrator(Calibrator):
         return mixture.coefs[1:]
 
     def _mixture(self, views: Sequence[Array], anchor: Array, log_prior: Array | None) -> Mixture:
-        ridges = [SCORE_RIDGE, *[REPRESENTATION_RIDGE] * (len(views) - 1)]
-        return fit_mixture(
-            views,
-            anchor,
-            ridges=ridges,
-            strength=self.anchor_strength,
-            max_iter=self.max_iter,
-            tol=self.tol,
-            log_prior=log_prior,
-        )
+        strength, max_iter, tol = self.anchor_strength, self.max_iter, self.tol
+        return fit_mixture(views, anchor, strength=strength, max_iter=max_iter, tol=tol, log_prior=log_prior)
 
     def _mixed(self, log_proba: Array, logits: Array) -> Array:
         weight = self._weight(log_proba.shape[1])

@@ -40,7 +40,7 @@ class Settings:
     """Number of demonstrations per label id, e.g. 3/5; by default they are drawn regardless of their label."""
     order_seed: int | None = None
     """Seed of the order of the demonstrations alone; by default the order in which they were drawn."""
-    layers: tuple[int | float, ...] = (0.667, 1.0)
+    layers: tuple[int | float, ...] = (0.5, 0.75, 1.0)
     """Layers whose hidden states are kept beside the scores: indices, or fractions of the depth; () keeps none."""
     scores_dir: str | None = None
     """Folder that gets the score table of the run."""
@@ -122,7 +122,7 @@ def _typed(source: str, key: str, value: Any) -> Any:
 
 
 def _layers(source: str, value: Any) -> tuple[int | float, ...]:
-    """`0.667/1.0` or `20/30`: a number with a point is a fraction of the depth. `none` keeps no hidden states."""
+    """`0.5/1.0` or `20/30`: a number with a point is a fraction of the depth. `none` keeps no hidden states."""
     if value == "none" or value == []:
         return ()
     parts = value.split("/") if isinstance(value, str) else value if isinstance(value, (list, tuple)) else [value]
@@ -130,7 +130,7 @@ def _layers(source: str, value: Any) -> tuple[int | float, ...]:
         return tuple(float(part) if "." in str(part) else int(part) for part in parts)
     except (TypeError, ValueError):
         raise TaskError(
-            f"{source}: layers must be indices or fractions of the depth such as 20/30 or 0.667/1.0, or none, got "
+            f"{source}: layers must be indices or fractions of the depth such as 20/30 or 0.5/1.0, or none, got "
             f"{value!r}."
         ) from None
 

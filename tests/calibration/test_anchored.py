@@ -52,14 +52,14 @@ def test_one_step_without_anchor_or_ridge_is_linear_discriminant_analysis() -> N
     rng = np.random.default_rng(0)
     truth = np.arange(300) % 3
     x = rng.normal(size=(300, 5)) + rng.normal(size=(3, 5))[truth]
-    mixture = fit_mixture([x], np.eye(3)[truth], ridges=[0], strength=0, max_iter=1, tol=0, log_prior=np.zeros(3))
+    mixture = fit_mixture([x], np.eye(3)[truth], ridge=0, strength=0, max_iter=1, tol=0, log_prior=np.zeros(3))
     reference = LinearDiscriminantAnalysis(solver="lsqr", priors=np.full(3, 1 / 3)).fit(x, truth)
     np.testing.assert_allclose(softmax(mixture.logits([x]), axis=1), reference.predict_proba(x), atol=1e-6)
 
 
 def test_em_step_by_hand() -> None:
     x, r = np.array([[0.0], [1.0], [5.0]]), np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8]])
-    mixture = fit_mixture([x], r, ridges=[0.5], strength=10, max_iter=1, tol=0, log_prior=np.log([0.5, 0.5]))
+    mixture = fit_mixture([x], r, ridge=0.5, strength=10, max_iter=1, tol=0, log_prior=np.log([0.5, 0.5]))
     means = (r.T @ x)[:, 0] / r.sum(axis=0)  # holding them at themselves changes nothing in the first step
     variance = (r * (x - means) ** 2).sum() / 3 * 1.5
     logits = x * means / variance - means**2 / (2 * variance)
