@@ -43,7 +43,7 @@ RIDGE = 0.3
 ROWS_PER_COMPONENT = 4
 """Principal components need documents: at most one per so many."""
 
-FEWEST_LABELS = 4
+FEWEST_LABELS = 5
 """Up to so many labels, nothing that was tried on scores alone is better than batch calibration."""
 
 LEAST_STABILITY = 0.5
@@ -121,8 +121,8 @@ def _discriminant(
 class AnchoredCalibrator(Calibrator):
     """Batch calibration, refined by a Gaussian mixture of the label scores that is anchored at it.
 
-    With up to four labels it is batch calibration: nothing that was tried on so few scores was better. With K labels
-    the mixture's log-probabilities have the weight 1 - 4 / K.
+    With up to five labels it is batch calibration: nothing that was tried on so few scores was better. With K labels
+    the mixture's log-probabilities have the weight 1 - 5 / K.
 
     Parameters
     ----------
