@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _calibrators(params: Sequence[str]) -> dict[str, Calibrator]:
     from lm_eval_proca.calibration.registry import CALIBRATORS
-    from lm_eval_proca.experiments.recalibration import make_calibrators
+    from lm_eval_proca.fitting import make_calibrators
 
     return make_calibrators(CALIBRATORS, calibrator_params(params))
 

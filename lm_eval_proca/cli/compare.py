@@ -120,12 +120,12 @@ def _with_calibrated_rows(
 def _calibrated_copy(file: Path, tasks: set[str], copy: Path, done: Callable[[], Any]) -> CalibratedRun:
     """A results file with calibrated rows of these tasks, and beside it what a comparison reads."""
     from lm_eval_proca.experiments.finished_runs import calibrate_run, write_answers, write_document
-    from lm_eval_proca.experiments.recalibration import calibrators_of_samples
+    from lm_eval_proca.fitting import calibrators_of_documents
 
     copy.parent.mkdir()
     run = calibrate_run(
         file,
-        calibrators_of_samples(),
+        calibrators_of_documents(hidden_states=False),
         wanted=tasks.__contains__,
         keep=lambda task: write_answers(task, copy.parent / task.samples.name),
         done=done,

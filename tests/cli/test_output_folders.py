@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lm_eval_proca.cli import main
-from lm_eval_proca.experiments.recalibration import calibrators_of_samples
+from lm_eval_proca.fitting import calibrators_of_documents
 from tests.output_folders import Matrix, write_output
 from tests.score_tables import made_table
 
@@ -52,7 +52,7 @@ def test_lm_evals_own_table_with_calibrated_rows(folder: Path, capsys: Output) -
     assert [line for line in printed.splitlines() if re.match(r"\| *(Tasks|Groups) ", line)]
     of_large = printed[: printed.index("org/small")]
     rows = rows_of(of_large, "all")
-    names = sorted(["none", *calibrators_of_samples()])
+    names = sorted(["none", *calibrators_of_documents(hidden_states=False)])
     assert list(rows) == [(name, metric) for metric in ("acc", "recall_sd") for name in names]
     assert names[:2] == ["bc", "none"]
     assert not {"conca", "proca_h"} & set(names)  # logs have neither content-free inputs nor hidden states

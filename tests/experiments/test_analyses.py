@@ -10,8 +10,8 @@ from lm_eval_proca import BatchCalibrator, ContextualCalibrator, PrototypicalCal
 from lm_eval_proca.errors import ScoreTableError
 from lm_eval_proca.experiments.analyses import ablation, boundary, estimate_set, observations, prompts
 from lm_eval_proca.experiments.analyses.observations import only, usable
-from lm_eval_proca.experiments.recalibration import accuracies, accuracy_of, make_calibrators
-from lm_eval_proca.fitting import fit
+from lm_eval_proca.experiments.recalibration import accuracies, accuracy_of
+from lm_eval_proca.fitting import fit, make_calibrators
 from lm_eval_proca.statistics import mean_by
 from tests.score_tables import made_table
 
