@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
 from lm_eval_proca import __version__
+from lm_eval_proca.calibration.base import Calibrator
 from lm_eval_proca.calibration.registry import CALIBRATORS
 from lm_eval_proca.errors import ResultsError, ScoreTableError
 from lm_eval_proca.experiments.group_rows import (
@@ -35,9 +36,6 @@ from lm_eval_proca.fitting import RAW, Fit, fit_all, label_biases, predictions
 from lm_eval_proca.run_files import samples_file
 from lm_eval_proca.score_table import ScoreTable
 from lm_eval_proca.statistics import accuracy, confusion, standard_error
-
-if TYPE_CHECKING:
-    from lm_eval_proca.calibration.base import Calibrator
 
 CALIBRATED_IN_RUN = "calibrated by the run itself"
 NO_CHOICES = "they do not score choices"

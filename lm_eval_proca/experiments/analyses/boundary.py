@@ -7,19 +7,16 @@ conventional boundary is 0.5; a calibrator's boundary lies wherever its predicti
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.special import expit, log_expit
 
+from lm_eval_proca.calibration.base import Calibrator
 from lm_eval_proca.experiments.analyses.observations import prompt_of
 from lm_eval_proca.experiments.recalibration import accuracy_of
 from lm_eval_proca.fitting import RAW, fit, fit_all
 from lm_eval_proca.score_table import ScoreTable
 from lm_eval_proca.statistics import Observation, accuracy
-
-if TYPE_CHECKING:
-    from lm_eval_proca.calibration.base import Calibrator
 
 CONVENTIONAL = 0.5
 NUMBER_OF_THRESHOLDS = 41

@@ -6,19 +6,16 @@ Both draw parts of a scored pool, so one run of the model serves all of them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from lm_eval_proca.calibration.base import Calibrator
 from lm_eval_proca.errors import ScoreTableError
 from lm_eval_proca.experiments.analyses.observations import prompt_of
 from lm_eval_proca.experiments.recalibration import accuracies, accuracy_of
 from lm_eval_proca.fitting import fit_all
 from lm_eval_proca.score_table import ScoreTable
 from lm_eval_proca.statistics import Observation
-
-if TYPE_CHECKING:
-    from lm_eval_proca.calibration.base import Calibrator
 
 LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 """Nine proportions of positive examples; the paper gives their number, not their values."""

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
+from lm_eval_proca.calibration.base import Calibrator
 from lm_eval_proca.experiments.analyses.observations import prompt_of
 from lm_eval_proca.experiments.recalibration import accuracies
 from lm_eval_proca.score_table import ScoreTable
 from lm_eval_proca.statistics import Observation
-
-if TYPE_CHECKING:
-    from lm_eval_proca.calibration.base import Calibrator
 
 
 def templates(tables: Sequence[ScoreTable], calibrators: Mapping[str, Calibrator]) -> list[Observation]:
