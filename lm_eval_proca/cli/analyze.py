@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from lm_eval_proca.calibration.base import Calibrator
     from lm_eval_proca.experiments.analyses.observations import Requirement
     from lm_eval_proca.experiments.analyses.plan import Plan
-    from lm_eval_proca.experiments.cell import Cell
     from lm_eval_proca.report.display import Display
     from lm_eval_proca.score_table import ScoreTable
     from lm_eval_proca.statistics import Observation
@@ -151,16 +150,11 @@ def _tables_of_model(
     if not is_first_process():  # the first one alone knows that the last run has got its final name
         return {}, []
     tables = {
-        name: [_with_settings(cell_scores(folder, model, cell), cell) for cell in some if cell not in failed]
-        for name, some in cells.items()
+        name: [cell_scores(folder, model, cell) for cell in some if cell not in failed] for name, some in cells.items()
     }
     return tables, [
         f"{cell.name} failed: {o.failure.sentence} (log: {o.log})" for cell, o in failed.items() if o.failure
     ]
-
-
-def _with_settings(table: ScoreTable, cell: Cell) -> ScoreTable:
-    return replace(table, metadata={**dict(cell.settings), **table.metadata})
 
 
 def _analyze(name: str, tables: Sequence[ScoreTable], calibrators: Mapping[str, Calibrator], output: Path) -> None:
