@@ -10,10 +10,9 @@ import json
 import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -154,7 +153,8 @@ def write_document(document: Mapping[str, Any], target: Path) -> None:
 def write_samples(task: FittedTask, target: Path) -> None:
     """lm-eval's sample log, and then one line per document for every calibrator."""
     gold = task.table.gold_of("eval")
-    with _new_file(target) as written:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(target) as unfinished, unfinished.open("wb") as written:
         with task.samples.open("rb") as lines:
             shutil.copyfileobj(lines, written)
         for name, fit in task.fits.items():
@@ -163,24 +163,12 @@ def write_samples(task: FittedTask, target: Path) -> None:
                 written.write(with_filter(line, name, fit.log_proba[row], bool(right[row])))
 
 
-def write_answers(task: FittedTask, target: Path) -> None:
-    """Of such a log only what a comparison reads: document, filter, right or wrong."""
+def answers(task: FittedTask) -> tuple[list[tuple[int, str]], dict[str, np.ndarray]]:
+    """Of such a log only what a comparison reads: id and hash of every document; by filter, right or wrong."""
     gold = task.table.gold_of("eval")
-    documents = task.table.index_of("eval").tolist()
-    right = {name: predicted == gold for name, _, predicted in predictions(task.table, task.fits)}
-    with _new_file(target) as written:
-        for row, line in _lines(task):
-            index, found = documents[row], document_hash(line)
-            for name, of_filter in right.items():
-                answer = {"doc_id": index, "filter": name, "doc_hash": found, ACCURACY: float(of_filter[row])}
-                written.write(json.dumps(answer).encode() + b"\n")
-
-
-@contextmanager
-def _new_file(target: Path) -> Iterator[BinaryIO]:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(target) as unfinished, unfinished.open("wb") as written:
-        yield written
+    hashes = {row: document_hash(line) for row, line in _lines(task)}
+    documents = [(index, hashes[row]) for row, index in enumerate(task.table.index_of("eval").tolist())]
+    return documents, {name: predicted == gold for name, _, predicted in predictions(task.table, task.fits)}
 
 
 def _lines(task: FittedTask) -> Iterator[tuple[int, bytes]]:
