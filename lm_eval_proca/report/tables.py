@@ -47,6 +47,11 @@ class Table:
     rows: Sequence[Sequence[Entry]]
     caption: str
 
+    @property
+    def numeric(self) -> list[bool]:
+        """Which columns hold numbers."""
+        return [any(entry.number for entry in column) for column in zip(*self.rows, strict=True)]
+
 
 def percent(fraction: float, sign: bool = False) -> str:
     return f"{100 * fraction:{'+' if sign else ''}.{DECIMALS}f}"
@@ -236,7 +241,5 @@ def all_tables(report: Report) -> list[Table]:
 
 def caption_once(tables: Sequence[Table]) -> list[tuple[Table, str]]:
     """Each table with its caption, which is left out where the next table's says the same."""
-    following = [*(table.caption for table in tables[1:]), None]
-    return [
-        (table, "" if table.caption == after else table.caption) for table, after in zip(tables, following, strict=True)
-    ]
+    following = [*(table.caption for table in tables), None][1:]
+    return [(one, "" if one.caption == after else one.caption) for one, after in zip(tables, following, strict=True)]
