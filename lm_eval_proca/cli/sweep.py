@@ -156,11 +156,8 @@ def _print_model(
         left = set(row_cells) & set(todo)
         line = f"  {task:{width}}  {shots:5}  {len(row_cells) - len(left):8}  {len(left):5}"
         if left and left <= set(costs):
-            line += (
-                f"  {sum(costs[cell].documents for cell in left):10,}  {sum(costs[cell].requests for cell in left):10,}"
-                f"  {sum(costs[cell].tokens for cell in left):12,}"
-                f"  {sum(costs[cell].tokens_prefix_once for cell in left):12,}"
-            )
+            documents, requests, tokens, prefix_once = map(sum, zip(*(costs[cell] for cell in left), strict=True))
+            line += f"  {documents:10,}  {requests:10,}  {tokens:12,}  {prefix_once:12,}"
         print(line)
     print(
         f"  to do: about {sum(cost.tokens for cost in costs.values()):,} tokens, "
@@ -169,8 +166,8 @@ def _print_model(
     )
     for sentence in problems:
         print(f"  not counted: {sentence}")
-    prefix_once = model.model == "hf-shared-prefix"
-    return {cell: float(cost.tokens_prefix_once if prefix_once else cost.tokens) for cell, cost in costs.items()}
+    reads_once = model.model == "hf-shared-prefix"
+    return {cell: float(cost.tokens_prefix_once if reads_once else cost.tokens) for cell, cost in costs.items()}
 
 
 def _print_end(outcomes: Sequence[Outcome], failed: Sequence[Outcome], output_path: str) -> None:

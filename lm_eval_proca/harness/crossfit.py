@@ -93,10 +93,6 @@ class Calibration:
     groups: Sequence[Group]
     announcement: Announcement
 
-    @property
-    def scores_dir(self) -> str | None:
-        return self.given.get("scores_dir")
-
 
 class CrossFitted(ConfigurableTask):
     """Put before the class of a loaded task: calibrated rows beside the raw one, which stays as it is."""
@@ -121,7 +117,7 @@ class CrossFitted(ConfigurableTask):
         except Obstacle as obstacle:
             said.leaves_unchanged(self.config.task, str(obstacle))
             return
-        check_scores_dir(self.config.task, self.calibration.scores_dir)
+        check_scores_dir(self.config.task, self.calibration.given.get("scores_dir"))
         self.config.metadata = without_settings(self.config.metadata or {})
         rows, how = self._unlabeled_rows(found.labels)
         self.plan = self._plan(found, rows, limit=limit, samples=samples)
@@ -189,7 +185,8 @@ class CrossFitted(ConfigurableTask):
             return
         calibrators = calibrators_of_documents()
         filters = {name: [{"function": name}] for name in calibrators}
-        fits, _ = fit_scores(self, self.plan, calibrators, filters=filters, scores_dir=self.calibration.scores_dir)
+        scores_dir = self.calibration.given.get("scores_dir")
+        fits, _ = fit_scores(self, self.plan, calibrators, filters=filters, scores_dir=scores_dir)
         self._instances = [one for one in self.instances if one.doc_id not in self.plan.calibration_docs]
         super().apply_filters()
         for name, fit in fits.items():
