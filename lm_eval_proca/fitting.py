@@ -106,6 +106,12 @@ def fit_all(
     return fits, failures
 
 
+def in_words(failures: Mapping[str, str]) -> Iterator[str]:
+    """What was not possible, once for each reason."""
+    for reason in dict.fromkeys(failures.values()):
+        yield f"no row for {', '.join(name for name, why in failures.items() if why == reason)}: {reason}"
+
+
 def fit(calibrator: Calibrator, table: ScoreTable, *, rows: np.ndarray | None = None) -> Fit:
     """A copy of the calibrator, fitted on the rows of the table that it wants, and what it makes of evaluation rows.
 

@@ -151,6 +151,8 @@ def _headline(table: ScoreTable) -> str:
 
 
 def _notes(table: ScoreTable, measured: Sequence[Measured], failures: Mapping[str, str]) -> list[str]:
+    from lm_eval_proca.fitting import in_words
+
     notes: list[str] = []
     folds = max((row.fit.folds for row in measured if row.fit is not None), default=1)
     if folds > 1:
@@ -158,8 +160,7 @@ def _notes(table: ScoreTable, measured: Sequence[Measured], failures: Mapping[st
             f"without an estimate set, the unlabeled evaluation rows are cross-fitted in {folds} folds: every document "
             f"is calibrated by a fit that has not seen it."
         )
-    for reason in dict.fromkeys(failures.values()):
-        notes.append(f"no row for {', '.join(name for name, why in failures.items() if why == reason)}: {reason}")
+    notes += in_words(failures)
     if table.metadata.get("labels_are_positions"):
         notes.append("the choices differ from document to document, so what is calibrated is their position.")
     return notes

@@ -29,6 +29,7 @@ from lm_eval_proca.experiments.group_rows import (
     evaluated,
     lower_is_better,
 )
+from lm_eval_proca.experiments.recalibration import accuracy_of
 from lm_eval_proca.experiments.sample_logs import document_hash, first_lines, read_samples, with_filter
 from lm_eval_proca.files import replacing
 from lm_eval_proca.fitting import RAW, Fit, fit_all, label_biases, predictions
@@ -128,10 +129,9 @@ def calibrate_run(
         if (reason := why_unchanged(run.document, name)) is not None:
             run.unchanged.setdefault(reason, []).append(name)
             continue
-        try:
-            table = _read(file, run.document, name)
-        except _NotCalibrated as error:
-            run.skipped.append(Skipped(name, str(error), error.damaged))
+        table = _read(file, run.document, name)
+        if isinstance(table, Skipped):
+            run.skipped.append(table)
         else:
             fits, failures = fit_all(table, calibrators)
             task = FittedTask(name, samples_file(file, name), table, fits)
@@ -177,30 +177,24 @@ def _lines(task: FittedTask) -> Iterator[tuple[int, bytes]]:
     yield from zip(rows.tolist(), (line for _, line in first_lines(task.samples)), strict=True)
 
 
-class _NotCalibrated(Exception):
-    def __init__(self, reason: str, *, damaged: bool) -> None:
-        super().__init__(reason)
-        self.damaged = damaged
-
-
-def _read(file: Path, document: Mapping[str, Any], task: str) -> ScoreTable:
+def _read(file: Path, document: Mapping[str, Any], task: str) -> ScoreTable | Skipped:
     path = samples_file(file, task)
     if not path.is_file():
-        raise _NotCalibrated(f"there is no {path.name} beside {file} (run lm_eval with --log_samples)", damaged=True)
+        return Skipped(task, f"there is no {path.name} beside {file} (run lm_eval with --log_samples)", damaged=True)
     shots = (document.get("n-shot") or {}).get(task)
     try:
         table = read_samples(path, {"task": task, "model": document.get("model_name"), "num_fewshot": shots})
     except ScoreTableError as error:
-        raise _NotCalibrated(str(error).rstrip("."), damaged=True) from error
+        return Skipped(task, str(error).rstrip("."), damaged=True)
     if table.metadata["labels_are_positions"]:
-        raise _NotCalibrated("its choices differ from document to document, or from input to input", damaged=False)
+        return Skipped(task, "its choices differ from document to document, or from input to input", damaged=False)
     expected, found = evaluated(document, task), len(table.index)
     if expected not in (None, found):
-        raise _NotCalibrated(f"{path} holds {found} of {expected} documents; it was cut", damaged=True)
-    logged = accuracy(table.gold_of("eval"), np.argmax(table.scores_of("eval"), axis=1))
+        return Skipped(task, f"{path} holds {found} of {expected} documents; it was cut", damaged=True)
+    logged = accuracy_of(table)
     measured = document["results"][task].get(f"{ACCURACY},{RAW}", logged)
     if not isinstance(measured, (int, float)) or not math.isclose(logged, measured, abs_tol=SAME):
-        raise _NotCalibrated(f"{path} does not give the accuracy of {file}", damaged=True)
+        return Skipped(task, f"{path} does not give the accuracy of {file}", damaged=True)
     return table
 
 
