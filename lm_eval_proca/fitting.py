@@ -24,7 +24,6 @@ FOLD_SEED = 0
 ROWS_PER_LABEL = 5
 """Fewer evaluation rows than this per label are not worth a fit on themselves, which sees four fifths of them."""
 
-
 Params = Mapping[str, Mapping[str, Any]]
 """Keyword arguments of calibrators, by their names."""
 
@@ -41,11 +40,12 @@ def calibrators_of_documents(params: Params | None = None, *, hidden_states: boo
 
     What lm-eval logs has no `hidden_states`.
     """
-    kinds = {name: get_calibrator(name) for name in CALIBRATORS}
-    possible = (kind for kind in kinds if kinds[kind].fits_on == "estimate")
-    return make_calibrators(
-        (kind for kind in possible if hidden_states or not kinds[kind].uses_representations), params
-    )
+    possible = []
+    for name in CALIBRATORS:
+        kind = get_calibrator(name)
+        if kind.fits_on == "estimate" and (hidden_states or not kind.uses_representations):
+            possible.append(name)
+    return make_calibrators(possible, params)
 
 
 def calibrators_of_run(table: ScoreTable, params: Params | None = None) -> dict[str, Calibrator]:

@@ -87,6 +87,10 @@ def _calibrated(files: Sequence[Path], patterns: Sequence[str]) -> Calibrated:
     found = Calibrated()
     calibrators = calibrators_of_documents(hidden_states=False)
     count = 0
+
+    def keep(task: FittedTask) -> None:
+        found.answers[task.samples] = Correct.of(*answers(task))
+
     with progress(files) as done:
         for file in files:
             try:
@@ -102,10 +106,6 @@ def _calibrated(files: Sequence[Path], patterns: Sequence[str]) -> Calibrated:
             }
             if not possible:
                 continue
-
-            def keep(task: FittedTask) -> None:
-                found.answers[task.samples] = Correct.of(*answers(task))
-
             run = calibrate_run(file, calibrators, wanted=possible.__contains__, keep=keep, done=done)
             for one in run.skipped:
                 kind = "damaged" if one.damaged else "left out"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from lm_eval_proca.errors import CalibrationError, TaskError
 
 if TYPE_CHECKING:
-    from lm_eval_proca.experiments.cell import Model, Settings
+    from lm_eval_proca.experiments.cell import GivenSettings, Model
 
 
 def add_param_option(parser: argparse.ArgumentParser) -> None:
@@ -70,7 +70,7 @@ def model_of(args: argparse.Namespace, given: Sequence[str]) -> Model:
     return Model(args.model, model_args, batch_size=args.batch_size, device=args.device)
 
 
-def settings_of(args: argparse.Namespace) -> Settings:
+def settings_of(args: argparse.Namespace) -> GivenSettings:
     from lm_eval_proca.experiments.cell import settings_from_metadata
 
     return settings_from_metadata(key_values(args.metadata, "--metadata"))

@@ -38,7 +38,7 @@ from lm_eval_proca.score_table import ScoreTable
 if TYPE_CHECKING:
     from lm_eval.api.model import LM
 
-Settings = tuple[tuple[str, Any], ...]
+GivenSettings = tuple[tuple[str, Any], ...]
 """`proca.*` settings as (key, value) pairs, e.g. `(("order_seed", 7),)`."""
 
 PATH_SETTINGS = ("data_dir", "estimate_file")
@@ -57,7 +57,7 @@ class Cell:
     num_fewshot: int
     seed: int
     limit: int | None = None
-    settings: Settings = ()
+    settings: GivenSettings = ()
     file: Path | None = None
     generated: bool = False
 
@@ -203,7 +203,7 @@ def cell_scores(output_dir: str | os.PathLike[str], model: Model, cell: Cell) ->
     return ScoreTable.load(tables[0])
 
 
-def settings_from_metadata(metadata: Mapping[str, Any]) -> Settings:
+def settings_from_metadata(metadata: Mapping[str, Any]) -> GivenSettings:
     """A cell's settings from `--metadata proca.x=y …` and the environment; a mistake is told before anything runs."""
     foreign = sorted(key for key in metadata if not key.startswith(f"{PREFIX}."))
     if foreign:

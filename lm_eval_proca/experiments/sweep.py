@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
 
-from lm_eval_proca.experiments.cell import Cell, Model, Settings
+from lm_eval_proca.experiments.cell import Cell, GivenSettings, Model
 from lm_eval_proca.experiments.runner import Failure, load_task
 from lm_eval_proca.harness.estimate import CONTENT_FREE_TEXTS
 
@@ -24,7 +24,7 @@ def grid(
     seeds: Sequence[int],
     *,
     limit: int | None = None,
-    settings: Settings = (),
+    settings: GivenSettings = (),
     generated: bool = False,
 ) -> list[Cell]:
     """Every combination, once; seeds vary fastest, so that a table fills row by row."""

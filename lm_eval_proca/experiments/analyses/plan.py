@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import product
 
-from lm_eval_proca.experiments.cell import Cell, Settings
+from lm_eval_proca.experiments.cell import Cell, GivenSettings
 
 SEEDS = (0, 1, 2, 3, 4)
 """The paper averages over five prompts."""
@@ -22,7 +22,7 @@ class Plan:
     tasks: tuple[str, ...]
     shots: tuple[int, ...] = (4,)
     seeds: tuple[int, ...] = SEEDS
-    settings: Settings = ()
+    settings: GivenSettings = ()
 
     def cells(self, limit: int | None = None) -> list[Cell]:
         return [
@@ -31,7 +31,7 @@ class Plan:
             for varied in self._variations(shots)
         ]
 
-    def _variations(self, shots: int) -> list[Settings]:
+    def _variations(self, shots: int) -> list[GivenSettings]:
         """Further settings, a cell for each."""
         return [()]
 
@@ -42,7 +42,7 @@ class ProportionPlan(Plan):
 
     orders: int = ORDERS
 
-    def _variations(self, shots: int) -> list[Settings]:
+    def _variations(self, shots: int) -> list[GivenSettings]:
         return [
             (("demonstration_counts", f"{shots - positives}/{positives}"), ("order_seed", order))
             for positives, order in product(range(shots + 1), range(self.orders))
