@@ -124,6 +124,14 @@ def test_compare_with_patterns_calibrates_only_what_it_shows(folder: Path, capsy
     assert len(re.findall(r"damaged: algebra of .* was skipped: line 1 of .* is not JSON", printed.err)) == 2
 
 
+def test_compare_names_the_files_that_were_given(tmp_path: Path, capsys: Output) -> None:
+    dates = ("2025-01-31T12-00-00.000001", "2025-02-28T12-00-00.000001")
+    old, new = (write_output(tmp_path, "org/model", {"physics": matrix(0)}, date=date) for date in dates)
+    assert main(["compare", str(tmp_path), "--format", "json"]) == 0
+    texts = [notice["text"] for notice in json.loads(capsys.readouterr().out)["notices"]]
+    assert any(f"{new} is newer and counts, {old} does not." in text for text in texts)
+
+
 def test_compare_where_every_log_is_damaged(folder: Path, capsys: Output) -> None:
     for log in folder.rglob("samples_*"):
         log.write_text("nonsense")
