@@ -19,9 +19,10 @@ export HF_HUB_OFFLINE ?= 1
 demo: $(INSTALLED)
 	@$(BIN)/lm-eval-proca demo
 
-# One thread per process: two workers and the processes that tests start share the cores better so.
+# One thread per process: two workers and the processes that tests start share the cores better so. The order of files
+# is that of tests/conftest.py; xdist's own begins with those that have most tests, and ends with the longest.
 test: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # As on another processor: other instructions and threads round differently, and nothing may depend on that.
 test-elsewhere: $(INSTALLED)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from scipy.special import softmax
 from sklearn.base import clone
 
+from lm_eval_proca.calibration.base import Calibrator
+from lm_eval_proca.calibration.registry import CALIBRATORS, get_calibrator, make_calibrator
 from lm_eval_proca.errors import CalibrationError
+from lm_eval_proca.score_table import ScoreTable
 from lm_eval_proca.statistics import label_bias
-
-if TYPE_CHECKING:
-    from lm_eval_proca.calibration.base import Calibrator
-    from lm_eval_proca.score_table import ScoreTable
 
 RAW = "none"
 """lm-eval's name for scores that no filter has changed."""
@@ -24,6 +23,57 @@ FOLDS = 5
 FOLD_SEED = 0
 ROWS_PER_LABEL = 5
 """Fewer evaluation rows than this per label are not worth a fit on themselves, which sees four fifths of them."""
+
+Params = Mapping[str, Mapping[str, Any]]
+"""Keyword arguments of calibrators, by their names."""
+
+# ------------------------------------------------------------------ which calibrators
+
+
+def make_calibrators(names: Iterable[str], params: Params | None = None) -> dict[str, Calibrator]:
+    """Unfitted calibrators, one of each name."""
+    return _made({name: {"function": name} for name in names}, params or {})
+
+
+def calibrators_of_documents(params: Params | None = None, *, hidden_states: bool = True) -> dict[str, Calibrator]:
+    """One of each kind that is fitted on documents; content-free inputs would be further requests.
+
+    What lm-eval logs has no `hidden_states`.
+    """
+    possible = []
+    for name in CALIBRATORS:
+        kind = get_calibrator(name)
+        if kind.fits_on == "estimate" and (hidden_states or not kind.uses_representations):
+            possible.append(name)
+    return make_calibrators(possible, params)
+
+
+def calibrators_of_run(table: ScoreTable, params: Params | None = None) -> dict[str, Calibrator]:
+    """Unfitted calibrators with the names and parameters of the run's filters, some of them changed by `params`.
+
+    A table without a record of filters gets one calibrator of each kind.
+    """
+    filters = table.metadata.get("filters") or {name: [{"function": name}] for name in CALIBRATORS}
+    chosen = {name: step for name, steps in filters.items() for step in steps if step["function"] in CALIBRATORS}
+    return _made(chosen, params or {})
+
+
+def _made(steps: Mapping[str, Mapping[str, Any]], params: Params) -> dict[str, Calibrator]:
+    unused = sorted(set(params) - set(steps))
+    if unused:
+        raise CalibrationError(
+            f"There are parameters for {', '.join(unused)}, which is not among the calibrators {', '.join(steps)}."
+        )
+    return {name: calibrator_of_step(step, params.get(name, {})) for name, step in steps.items()}
+
+
+def calibrator_of_step(step: Mapping[str, Any], changed: Mapping[str, Any] | None = None) -> Calibrator:
+    """From the step of a filter, as a YAML has it: the name of a calibrator, and beside it the parameters."""
+    params = {key: value for key, value in step.items() if key != "function"}
+    return make_calibrator(step["function"], {**params, **(changed or {})})
+
+
+# ------------------------------------------------------------------ fits
 
 
 @dataclass(frozen=True)
@@ -54,6 +104,12 @@ def fit_all(
         except CalibrationError as error:
             failures[name] = str(error)
     return fits, failures
+
+
+def in_words(failures: Mapping[str, str]) -> Iterator[str]:
+    """What was not possible, once for each reason."""
+    for reason in dict.fromkeys(failures.values()):
+        yield f"no row for {', '.join(name for name, why in failures.items() if why == reason)}: {reason}"
 
 
 def fit(calibrator: Calibrator, table: ScoreTable, *, rows: np.ndarray | None = None) -> Fit:

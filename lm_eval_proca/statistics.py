@@ -213,13 +213,14 @@ def label_bias(gold: np.ndarray, proba: np.ndarray, predicted: np.ndarray) -> La
     ([1.0, 0.5], 0.25)
     """
     counts = confusion(gold, predicted, proba.shape[1])
+    recall = recalls(np.diagonal(counts), counts.sum(axis=1))
     finite = bool(np.isfinite(proba).all())
     return LabelBias(
         mean_probability=proba.mean(axis=0).tolist() if finite else None,
         predicted_share=(counts.sum(axis=0) / len(gold)).tolist(),
         gold_share=(counts.sum(axis=1) / len(gold)).tolist(),
-        recall=recalls(counts),
-        recall_sd=recall_sd(recalls(counts)),
+        recall=recall,
+        recall_sd=recall_sd(recall),
     )
 
 
@@ -228,10 +229,9 @@ def confusion(gold: np.ndarray, predicted: np.ndarray, labels: int) -> np.ndarra
     return confusion_matrix(gold, predicted, labels=range(labels))
 
 
-def recalls(counts: np.ndarray) -> list[float | None]:
+def recalls(hits: np.ndarray, documents: np.ndarray) -> list[float | None]:
     """Share of the documents of each gold label that get it; None for a label that no document has."""
-    hits, documents = np.diagonal(counts).tolist(), counts.sum(axis=1).tolist()
-    return [hit / of if of else None for hit, of in zip(hits, documents, strict=True)]
+    return [hit / of if of else None for hit, of in zip(hits.tolist(), documents.tolist(), strict=True)]
 
 
 def recall_sd(recall: Iterable[float | None]) -> float | None:

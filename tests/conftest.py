@@ -42,6 +42,15 @@ include = ["lm_eval*"]
 lm_eval = ["**/*.yaml", "tasks/**/*"]
 """
 
+LONG = ("real", "experiments", "packaging", "harness", "cli", "models")
+"""Folders with files that take a minute or more, the longest first."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long files first: workers take whole files (`--dist loadfile`), and none shall be left with one at the end."""
+    items.sort(key=lambda item: LONG.index(item.path.parent.name) if item.path.parent.name in LONG else len(LONG))
+
+
 GOOD = ["lovely", "bright", "warm", "clever", "moving", "fresh", "funny", "tender"]
 BAD = ["dull", "cold", "clumsy", "stale", "noisy", "bleak", "tired", "broken"]
 THINGS = ["film", "soup", "phone", "hotel", "novel", "train", "song", "chair", "garden", "lamp"]

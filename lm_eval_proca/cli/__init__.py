@@ -13,17 +13,7 @@ from collections.abc import Sequence
 from lm_eval_proca import __version__
 from lm_eval_proca.errors import ProcaError
 
-COMMANDS = {
-    "analyze": "lm_eval_proca.cli.analyze",
-    "apply": "lm_eval_proca.cli.apply",
-    "calibrate": "lm_eval_proca.cli.calibrate",
-    "compare": "lm_eval_proca.cli.compare",
-    "demo": "lm_eval_proca.cli.demo",
-    "generate": "lm_eval_proca.cli.generate",
-    "sweep": "lm_eval_proca.cli.sweep",
-    "tasks": "lm_eval_proca.cli.tasks",
-    "tasks-path": "lm_eval_proca.cli.tasks_path",
-}
+COMMANDS = ("analyze", "apply", "calibrate", "compare", "demo", "generate", "sweep", "tasks", "tasks-path")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     called = argv[0] if argv else ""
     for name in [called] if called in COMMANDS else COMMANDS:
-        module = importlib.import_module(COMMANDS[name])
+        module = importlib.import_module(f"{__name__}.{name.replace('-', '_')}")
         command = commands.add_parser(name, help=module.HELP, description=module.HELP)
         module.add_arguments(command)
         command.set_defaults(run=module.run)

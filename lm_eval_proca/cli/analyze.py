@@ -14,9 +14,10 @@ from lm_eval_proca.cli.options import (
     add_backend_options,
     add_param_option,
     calibrator_params,
-    key_values,
+    model_of,
     names,
     positive,
+    settings_of,
     whole_number,
 )
 from lm_eval_proca.errors import ProcaError, ResultsError
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from lm_eval_proca.calibration.base import Calibrator
     from lm_eval_proca.experiments.analyses.observations import Requirement
     from lm_eval_proca.experiments.analyses.plan import Plan
-    from lm_eval_proca.experiments.cell import Cell
     from lm_eval_proca.report.display import Display
     from lm_eval_proca.score_table import ScoreTable
     from lm_eval_proca.statistics import Observation
@@ -58,10 +58,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--num_fewshot", nargs="+", type=whole_number, metavar="N", help="other numbers of shots than the paper's")
     add("--seeds", nargs="+", type=whole_number, metavar="S", help="other seeds (prompts) than 0 1 2 ...")
     add("--limit", type=positive, metavar="N", help="evaluate only N documents per run")
-    add("--include_path", action="append", default=[], metavar="DIR", help="folder with task YAMLs of your own")
 
 
 def run(args: argparse.Namespace) -> int:
+    from lm_eval_proca.calibration.registry import CALIBRATORS
+    from lm_eval_proca.experiments.score_files import find_score_tables, read_run
+    from lm_eval_proca.fitting import make_calibrators
+
     analyses = list(ANALYSES) if args.name == ALL else [args.name]
     if bool(args.files) == bool(args.model_args):
         raise ResultsError("Give either score tables (FILE ...) or a model to run (--model_args pretrained=NAME).")
@@ -69,9 +72,10 @@ def run(args: argparse.Namespace) -> int:
         raise ResultsError(
             f"`analyze {ALL}` makes the paper's runs; choose one analysis to give files, tasks, shots or seeds."
         )
-    calibrators = _calibrators(args.param)
+    calibrators = make_calibrators(CALIBRATORS, calibrator_params(args.param))
     if args.files:
-        _analyze(args.name, _tables_of_files(args.files), calibrators, Path(args.output))
+        tables = [read_run(path) for path in find_score_tables(args.files)]
+        _analyze(args.name, tables, calibrators, Path(args.output))
         return 0
 
     from lm_eval.utils import setup_logging
@@ -82,14 +86,14 @@ def run(args: argparse.Namespace) -> int:
     ranks.join()
     plans = {name: _plan(name, args) for name in analyses}
     try:
-        tables, failures = _tables_of_model(plans, args)
+        tables_of, failures = _tables_of_model(plans, args)
     except KeyboardInterrupt:
         print("\nInterrupted. Finished runs are kept; the same command goes on from here.", file=sys.stderr)
         return 130
-    for name, of_analysis in tables.items():
+    for name, tables in tables_of.items():
         try:
-            if of_analysis:
-                _analyze(name, of_analysis, calibrators, Path(args.output))
+            if tables:
+                _analyze(name, tables, calibrators, Path(args.output))
         except ProcaError as error:  # the other analyses go on
             failures.append(str(error))
     for sentence in failures:
@@ -97,27 +101,13 @@ def run(args: argparse.Namespace) -> int:
     return 1 if failures else 0
 
 
-def _calibrators(params: Sequence[str]) -> dict[str, Calibrator]:
-    from lm_eval_proca.calibration.registry import CALIBRATORS
-    from lm_eval_proca.experiments.recalibration import make_calibrators
-
-    return make_calibrators(CALIBRATORS, calibrator_params(params))
-
-
-def _tables_of_files(files: Sequence[str]) -> list[ScoreTable]:
-    from lm_eval_proca.experiments.score_files import find_score_tables, read_run
-
-    return [read_run(path) for path in find_score_tables(files)]
-
-
 def _plan(name: str, args: argparse.Namespace) -> Plan:
     """The paper's runs, changed as the options say."""
     from lm_eval_proca.experiments.analyses.plan import PAPER
-    from lm_eval_proca.experiments.cell import settings_from_metadata
     from lm_eval_proca.experiments.task_files import find_task_files
 
-    settings = settings_from_metadata(key_values(args.metadata, "--metadata"))
-    changed: dict[str, Any] = {"settings": tuple({**dict(PAPER[name].settings), **dict(settings)}.items())}
+    settings = {**dict(PAPER[name].settings), **dict(settings_of(args))}
+    changed: dict[str, Any] = {"settings": tuple(settings.items())}
     if args.tasks:
         changed["tasks"] = tuple(find_task_files(names(args.tasks), args.include_path))
     if args.num_fewshot:
@@ -131,14 +121,12 @@ def _tables_of_model(
     plans: Mapping[str, Plan], args: argparse.Namespace
 ) -> tuple[dict[str, list[ScoreTable]], list[str]]:
     """Make the runs that are not finished yet; the tables of each analysis, and a sentence per run that failed."""
-    from lm_eval_proca.experiments.cell import Model, cell_scores
+    from lm_eval_proca.experiments.cell import cell_scores
     from lm_eval_proca.experiments.runner import run_cells
     from lm_eval_proca.experiments.task_files import find_task_files
     from lm_eval_proca.harness.gather import is_first_process
 
-    model = Model(
-        args.model, key_values(args.model_args, "--model_args"), batch_size=args.batch_size, device=args.device
-    )
+    model = model_of(args, args.model_args)
     folder = Path(args.output) / "runs"
     task_files = find_task_files([task for plan in plans.values() for task in plan.tasks], args.include_path)
     cells = {
@@ -151,16 +139,11 @@ def _tables_of_model(
     if not is_first_process():  # the first one alone knows that the last run has got its final name
         return {}, []
     tables = {
-        name: [_with_settings(cell_scores(folder, model, cell), cell) for cell in some if cell not in failed]
-        for name, some in cells.items()
+        name: [cell_scores(folder, model, cell) for cell in some if cell not in failed] for name, some in cells.items()
     }
     return tables, [
         f"{cell.name} failed: {o.failure.sentence} (log: {o.log})" for cell, o in failed.items() if o.failure
     ]
-
-
-def _with_settings(table: ScoreTable, cell: Cell) -> ScoreTable:
-    return replace(table, metadata={**dict(cell.settings), **table.metadata})
 
 
 def _analyze(name: str, tables: Sequence[ScoreTable], calibrators: Mapping[str, Calibrator], output: Path) -> None:

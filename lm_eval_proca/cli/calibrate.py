@@ -14,6 +14,7 @@ from lm_eval_proca.errors import CalibrationError, ResultsError
 if TYPE_CHECKING:
     from lm_eval_proca.calibration.base import Calibrator
     from lm_eval_proca.experiments.recalibration import Measured
+    from lm_eval_proca.fitting import Params
     from lm_eval_proca.score_table import ScoreTable
     from lm_eval_proca.statistics import Interval
 
@@ -49,14 +50,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from lm_eval_proca.experiments.recalibration import recalibrate
     from lm_eval_proca.experiments.score_files import find_score_tables, read_run
+    from lm_eval_proca.fitting import calibrators_of_documents, calibrators_of_run
     from lm_eval_proca.report.tabular import check_rows_file, text_table, write_rows
 
-    _check_params(args)
+    params, named = _chosen(args)
     if any(map(_is_output_of_lm_eval, args.files)):
-        return _calibrate_folders(args)
+        return _calibrate_folders(
+            args, calibrators_of_documents(params, hidden_states=False) if named is None else named
+        )
     check_rows_file(args.output)
     tables = [(path, read_run(path)) for path in find_score_tables(args.files)]
-    runs = [(path, table, _chosen(args, table)) for path, table in tables]
+    runs = [(path, table, calibrators_of_run(table, params) if named is None else named) for path, table in tables]
     count = sum(len(calibrators) for _, _, calibrators in runs)
     if args.save is not None and count != 1:
         raise CalibrationError(
@@ -102,9 +106,8 @@ def _is_output_of_lm_eval(path: str) -> bool:
     return found.suffix == ".json" or (found.is_dir() and not visible_files(found, "*.parquet"))
 
 
-def _calibrate_folders(args: argparse.Namespace) -> int:
+def _calibrate_folders(args: argparse.Namespace, calibrators: Mapping[str, Calibrator]) -> int:
     from lm_eval_proca.cli.calibrate_runs import calibrate_folders
-    from lm_eval_proca.experiments.recalibration import calibrators_of_samples, make_calibrators
 
     others = [path for path in args.files if not _is_output_of_lm_eval(path)]
     if others:
@@ -115,31 +118,24 @@ def _calibrate_folders(args: argparse.Namespace) -> int:
         raise ResultsError(
             f"--output {args.output}: name a folder, which gets results and samples as lm-eval has them."
         )
-    params = calibrator_params(args.param)
-    chosen = make_calibrators(names([args.calibrators]), params) if args.calibrators else calibrators_of_samples(params)
-    return calibrate_folders(args.files, chosen, args.output)
+    return calibrate_folders(args.files, calibrators, args.output)
 
 
-def _check_params(args: argparse.Namespace) -> None:
-    """Refuse a wrong --param before any file is read, as far as its calibrator is known without one."""
+def _chosen(args: argparse.Namespace) -> tuple[Params, dict[str, Calibrator] | None]:
+    """What --param says, and the calibrators that are named, if any are.
+
+    A wrong --param is refused before any file is read, as far as its calibrator is known without one: the filters of
+    a run may have names of their own.
+    """
     from lm_eval_proca.calibration.registry import CALIBRATORS
-    from lm_eval_proca.experiments.recalibration import make_calibrators
+    from lm_eval_proca.fitting import make_calibrators
 
     params = calibrator_params(args.param)
     if args.calibrators:
-        make_calibrators(names([args.calibrators]), params)
-    else:  # the filters of a run may have names of their own, which only its file knows
-        known = {name: given for name, given in params.items() if name in CALIBRATORS}
-        make_calibrators(known, known)
-
-
-def _chosen(args: argparse.Namespace, table: ScoreTable) -> dict[str, Calibrator]:
-    from lm_eval_proca.experiments.recalibration import calibrators_of_run, make_calibrators
-
-    params = calibrator_params(args.param)
-    return (
-        make_calibrators(names([args.calibrators]), params) if args.calibrators else calibrators_of_run(table, params)
-    )
+        return params, make_calibrators(names([args.calibrators]), params)
+    known = {name: given for name, given in params.items() if name in CALIBRATORS}
+    make_calibrators(known, known)
+    return params, None
 
 
 def _headline(table: ScoreTable) -> str:
@@ -155,6 +151,8 @@ def _headline(table: ScoreTable) -> str:
 
 
 def _notes(table: ScoreTable, measured: Sequence[Measured], failures: Mapping[str, str]) -> list[str]:
+    from lm_eval_proca.fitting import in_words
+
     notes: list[str] = []
     folds = max((row.fit.folds for row in measured if row.fit is not None), default=1)
     if folds > 1:
@@ -162,8 +160,7 @@ def _notes(table: ScoreTable, measured: Sequence[Measured], failures: Mapping[st
             f"without an estimate set, the unlabeled evaluation rows are cross-fitted in {folds} folds: every document "
             f"is calibrated by a fit that has not seen it."
         )
-    for reason in dict.fromkeys(failures.values()):
-        notes.append(f"no row for {', '.join(name for name, why in failures.items() if why == reason)}: {reason}")
+    notes += in_words(failures)
     if table.metadata.get("labels_are_positions"):
         notes.append("the choices differ from document to document, so what is calibrated is their position.")
     return notes

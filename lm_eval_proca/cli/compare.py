@@ -6,20 +6,17 @@ import argparse
 import importlib
 import os
 import sys
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lm_eval_proca.errors import ResultsError
-from lm_eval_proca.identity import IDENTITY_FILE
 from lm_eval_proca.report.tabular import write_file
 from lm_eval_proca.run_files import result_files, samples_file
 
 if TYPE_CHECKING:
-    from lm_eval_proca.experiments.finished_runs import CalibratedRun
-    from lm_eval_proca.report.comparison import Report
-    from lm_eval_proca.report.results import Notice
+    from lm_eval_proca.experiments.finished_runs import FittedTask
+    from lm_eval_proca.report.comparison import Calibrated, Report
 
 HELP = "compare models and calibrators: the paper's table and a leaderboard from result folders"
 
@@ -64,10 +61,9 @@ def run(args: argparse.Namespace) -> int:
     # SciPy takes a second to import; `--help` and usage errors need not wait for it.
     from lm_eval_proca.report.comparison import compare
 
-    patterns = args.tasks.split(",")
-    with tempfile.TemporaryDirectory() as folder:
-        files, notices = _with_calibrated_rows(args.folders, ["*"] if args.groups else patterns, Path(folder))
-        report = compare(files, patterns, notices, groups=args.groups)
+    patterns, files = args.tasks.split(","), result_files(args.folders)
+    calibrated = _calibrated(files, ["*"] if args.groups else patterns)
+    report = compare(files, patterns, calibrated, groups=args.groups)
     format_ = args.format or SUFFIXES.get(Path(args.output or "").suffix.lower(), "terminal")
     _write_tables(report, format_, args.output)
     if args.html is not None:
@@ -79,23 +75,28 @@ def run(args: argparse.Namespace) -> int:
     return SOMETHING_SKIPPED if report.damaged else 0
 
 
-def _with_calibrated_rows(
-    folders: Sequence[str], patterns: Sequence[str], made: Path
-) -> tuple[list[Path], list[Notice]]:
-    """Results files to compare: those that have sample logs and no calibrated rows are calibrated in `made`."""
+def _calibrated(files: Sequence[Path], patterns: Sequence[str]) -> Calibrated:
+    """What results files that have sample logs and no calibrated rows would be with such rows."""
     from lm_eval_proca.cli.calibrate_runs import progress
-    from lm_eval_proca.experiments.finished_runs import read_document, why_unchanged
+    from lm_eval_proca.experiments.finished_runs import answers, calibrate_run, read_document, why_unchanged
+    from lm_eval_proca.fitting import calibrators_of_documents
+    from lm_eval_proca.report.answers import Correct
+    from lm_eval_proca.report.comparison import Calibrated
     from lm_eval_proca.report.results import Notice, matches
 
-    found: list[Path] = []
-    runs: list[CalibratedRun] = []
-    files = result_files(folders)
+    found = Calibrated()
+    calibrators = calibrators_of_documents(hidden_states=False)
+    count = 0
+
+    def keep(task: FittedTask) -> None:
+        found.answers[task.samples] = Correct.of(*answers(task))
+
     with progress(files) as done:
-        for number, file in enumerate(files):
+        for file in files:
             try:
                 document = read_document(file)
-            except ResultsError:
-                document = {"configs": {}}  # for the comparison to name
+            except ResultsError:  # for the comparison to name
+                continue
             possible = {
                 task
                 for task in document["configs"]
@@ -103,41 +104,19 @@ def _with_calibrated_rows(
                 and why_unchanged(document, task) is None
                 and samples_file(file, task).is_file()
             }
-            copy = made / str(number) / file.name
-            found.append(copy if possible else file)
-            runs += [_calibrated_copy(file, possible, copy, done)] if possible else []
-    notices = [
-        Notice("damaged" if one.damaged else "left out", f"{one.task} of {run.file} was skipped: {one.reason}.")
-        for run in runs
-        for one in run.skipped
-    ]
-    if calibrated := sum(len(run.calibrated) for run in runs):
-        text = f"{calibrated} results were calibrated here, cross-fitted on the evaluation rows in their sample logs"
-        notices.insert(0, Notice("calibrated", f"{text}; `lm-eval-proca calibrate --output DIR` keeps that."))
-    return found, notices
-
-
-def _calibrated_copy(file: Path, tasks: set[str], copy: Path, done: Callable[[], Any]) -> CalibratedRun:
-    """A results file with calibrated rows of these tasks, and beside it what a comparison reads."""
-    from lm_eval_proca.experiments.finished_runs import calibrate_run, write_answers, write_document
-    from lm_eval_proca.experiments.recalibration import calibrators_of_samples
-
-    copy.parent.mkdir()
-    run = calibrate_run(
-        file,
-        calibrators_of_samples(),
-        wanted=tasks.__contains__,
-        keep=lambda task: write_answers(task, copy.parent / task.samples.name),
-        done=done,
-    )
-    others = [samples_file(file, task) for task in run.document["configs"] if task not in tasks]
-    for beside in (*others, file.parent / IDENTITY_FILE):
-        if beside.is_file():
-            (copy.parent / beside.name).symlink_to(beside.resolve())
-    for one in run.skipped:
-        del run.document["configs"][one.task]
-    write_document(run.document, copy)
-    return run
+            if not possible:
+                continue
+            run = calibrate_run(file, calibrators, wanted=possible.__contains__, keep=keep, done=done)
+            for one in run.skipped:
+                kind = "damaged" if one.damaged else "left out"
+                found.notices.append(Notice(kind, f"{one.task} of {file} was skipped: {one.reason}."))
+                del run.document["configs"][one.task]
+            found.documents[file] = run.document
+            count += len(run.calibrated)
+    if count:
+        text = f"{count} results were calibrated here, cross-fitted on the evaluation rows in their sample logs"
+        found.notices.insert(0, Notice("calibrated", f"{text}; `lm-eval-proca calibrate --output DIR` keeps that."))
+    return found
 
 
 def _write_tables(report: Report, format_: str, output: str | None) -> None:

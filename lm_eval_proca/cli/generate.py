@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from lm_eval_proca.cli.options import add_backend_options, key_values, positive, whole_number
+from lm_eval_proca.cli.options import add_backend_options, model_of, positive, settings_of, whole_number
 
 HELP = "write an estimate set with the model itself, from two labeled examples per class (ProCa-g)"
 
@@ -27,24 +27,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--per_class", type=positive, metavar="N", help="labeled examples per class (default: 2; 1 from ten labels on)")
     add("--temperature", type=float, default=1.0, help="of sampling (default: %(default)s)")
     add("--most", type=positive, metavar="N", help="generations after which to stop anyway (default: 4 x size)")
-    add("--include_path", action="append", default=[], metavar="DIR", help="folder with task YAMLs of your own")
     add("--output", required=True, metavar="FILE", help="JSON Lines file, for --metadata proca.estimate_file=FILE")
 
 
 def run(args: argparse.Namespace) -> int:
     from lm_eval.utils import setup_logging
 
-    from lm_eval_proca.experiments.cell import Cell, Model, settings_from_metadata
+    from lm_eval_proca.experiments.cell import Cell
     from lm_eval_proca.experiments.generation import Generation, default_per_class, generate
     from lm_eval_proca.experiments.runner import load_task
     from lm_eval_proca.experiments.task_files import find_single_task
 
     setup_logging("ERROR")  # LMEVAL_LOG_LEVEL, if set, wins: the progress would be buried
     name, file = find_single_task(args.task, args.include_path)
-    settings = settings_from_metadata(key_values(args.metadata, "--metadata"))
-    task = load_task(Cell(name, 0, args.seed, settings=settings, file=file), {})
-    model_args = key_values(args.model_args, "--model_args")
-    model = Model(args.model, model_args, batch_size=args.batch_size, device=args.device)
+    task = load_task(Cell(name, 0, args.seed, settings=settings_of(args), file=file), {})
     size = args.size or task.settings.estimate_size
     wanted = Generation(
         size=size,
@@ -54,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
         most=args.most or 4 * size,
     )
     try:
-        done = generate(task, model, wanted, args.output)
+        done = generate(task, model_of(args, args.model_args), wanted, args.output)
     except KeyboardInterrupt:
         print("\nInterrupted. What was written is kept; the same command goes on from here.", file=sys.stderr)
         return 130

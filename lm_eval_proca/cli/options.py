@@ -5,9 +5,12 @@ from __future__ import annotations
 import argparse
 import ast
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lm_eval_proca.errors import CalibrationError, TaskError
+
+if TYPE_CHECKING:
+    from lm_eval_proca.experiments.cell import GivenSettings, Model
 
 
 def add_param_option(parser: argparse.ArgumentParser) -> None:
@@ -36,9 +39,16 @@ def calibrator_params(given: Sequence[str]) -> dict[str, dict[str, Any]]:
     return params
 
 
+def add_include_path(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument(
+        "--include_path", action="append", default=[], metavar="DIR", help="a folder of YAMLs of your own; repeatable"
+    )
+
+
 def add_backend_options(parser: argparse._ActionsContainer, *, batch_size: int | str) -> None:
-    """The model's backend and the settings of the tasks, in lm_eval's words."""
+    """The model's backend, the settings of the tasks and their folders, in lm_eval's words."""
     add = parser.add_argument
+    add_include_path(parser)
     add("--model", default="hf-shared-prefix", help="lm-eval's name of the backend (default: %(default)s)")
     add("--batch_size", default=batch_size, help="as for lm_eval: a number, auto or auto:N (default: %(default)s)")
     add("--device", default="cuda:0", help="as for lm_eval (default: %(default)s, or the CPU where there is none)")
@@ -50,6 +60,20 @@ def add_backend_options(parser: argparse._ActionsContainer, *, batch_size: int |
         metavar="proca.KEY=VALUE",
         help="settings for every task, as for lm_eval",
     )
+
+
+def model_of(args: argparse.Namespace, given: Sequence[str]) -> Model:
+    """The backend that the options name, with the arguments of one `--model_args`."""
+    from lm_eval_proca.experiments.cell import Model
+
+    model_args = key_values(given, "--model_args")
+    return Model(args.model, model_args, batch_size=args.batch_size, device=args.device)
+
+
+def settings_of(args: argparse.Namespace) -> GivenSettings:
+    from lm_eval_proca.experiments.cell import settings_from_metadata
+
+    return settings_from_metadata(key_values(args.metadata, "--metadata"))
 
 
 def key_values(given: Sequence[str], option: str) -> dict[str, Any]:

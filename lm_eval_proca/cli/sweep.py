@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from lm_eval_proca.cli.options import add_backend_options, key_values, names, positive, whole_number
+from lm_eval_proca.cli.options import add_backend_options, model_of, names, positive, settings_of, whole_number
 from lm_eval_proca.errors import ModelError
 
 if TYPE_CHECKING:
@@ -45,7 +45,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="split",
         help=f"where unlabeled inputs come from: the train split, or the model itself ({GENERATED}: ProCa-g)",
     )
-    add("--include_path", action="append", default=[], metavar="DIR", help="folder with task YAMLs of your own")
     add("--output_path", required=True, metavar="DIR", help="gets one folder per model and in it one per cell")
     add("--dry-run", action="store_true", help="print the plan with an estimate of tokens, and stop")
 
@@ -55,7 +54,6 @@ def run(args: argparse.Namespace) -> int:
     from lm_eval.utils import setup_logging
 
     from lm_eval_proca.experiments import ranks
-    from lm_eval_proca.experiments.cell import settings_from_metadata
     from lm_eval_proca.experiments.sweep import grid
     from lm_eval_proca.experiments.task_files import find_task_files
     from lm_eval_proca.harness.gather import is_first_process
@@ -64,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     setup_logging("ERROR")
     datasets.disable_progress_bars()
     ranks.join()
-    settings = settings_from_metadata(key_values(args.metadata, "--metadata"))
+    settings = settings_of(args)
     task_files = find_task_files(names(args.tasks), args.include_path)
     models = _models(args)
     generated = args.estimate == GENERATED
@@ -103,12 +101,7 @@ def _run_all(
 
 
 def _models(args: argparse.Namespace) -> list[Model]:
-    from lm_eval_proca.experiments.cell import Model
-
-    models = [
-        Model(args.model, key_values(given, "--model_args"), batch_size=args.batch_size, device=args.device)
-        for given in args.model_args
-    ]
+    models = [model_of(args, given) for given in args.model_args]
     identities = [model.identity for model in models]
     twice = next((model.name for model in models if identities.count(model.identity) > 1), None)
     if twice is not None:
@@ -163,11 +156,8 @@ def _print_model(
         left = set(row_cells) & set(todo)
         line = f"  {task:{width}}  {shots:5}  {len(row_cells) - len(left):8}  {len(left):5}"
         if left and left <= set(costs):
-            line += (
-                f"  {sum(costs[cell].documents for cell in left):10,}  {sum(costs[cell].requests for cell in left):10,}"
-                f"  {sum(costs[cell].tokens for cell in left):12,}"
-                f"  {sum(costs[cell].tokens_prefix_once for cell in left):12,}"
-            )
+            documents, requests, tokens, prefix_once = map(sum, zip(*(costs[cell] for cell in left), strict=True))
+            line += f"  {documents:10,}  {requests:10,}  {tokens:12,}  {prefix_once:12,}"
         print(line)
     print(
         f"  to do: about {sum(cost.tokens for cost in costs.values()):,} tokens, "
@@ -176,8 +166,8 @@ def _print_model(
     )
     for sentence in problems:
         print(f"  not counted: {sentence}")
-    prefix_once = model.model == "hf-shared-prefix"
-    return {cell: float(cost.tokens_prefix_once if prefix_once else cost.tokens) for cell, cost in costs.items()}
+    reads_once = model.model == "hf-shared-prefix"
+    return {cell: float(cost.tokens_prefix_once if reads_once else cost.tokens) for cell, cost in costs.items()}
 
 
 def _print_end(outcomes: Sequence[Outcome], failed: Sequence[Outcome], output_path: str) -> None:

@@ -7,15 +7,18 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from lm_eval_proca.cli.options import add_include_path
+
 HELP = "list the tasks of lm-eval that can be calibrated, and why the others cannot; no dataset is loaded"
 
 SPLITS = ("training_split", "validation_split", "test_split", "fewshot_split")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("pattern", nargs="?", default="*", metavar="PATTERN", help="a task, group, tag or pattern, e.g. 'mmlu*'")
-    add("--include_path", action="append", default=[], metavar="DIR", help="a folder of YAMLs of your own; repeatable")
+    parser.add_argument(
+        "pattern", nargs="?", default="*", metavar="PATTERN", help="a task, group, tag or pattern, e.g. 'mmlu*'"
+    )
+    add_include_path(parser)
 
 
 def run(args: argparse.Namespace) -> int:

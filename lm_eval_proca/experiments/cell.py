@@ -38,6 +38,9 @@ from lm_eval_proca.score_table import ScoreTable
 if TYPE_CHECKING:
     from lm_eval.api.model import LM
 
+GivenSettings = tuple[tuple[str, Any], ...]
+"""`proca.*` settings as (key, value) pairs, e.g. `(("order_seed", 7),)`."""
+
 PATH_SETTINGS = ("data_dir", "estimate_file")
 LONGEST_NAME = 200  # of the 255 bytes that file systems allow; the hidden folder and the log file add a few
 
@@ -46,15 +49,15 @@ LONGEST_NAME = 200  # of the 255 bytes that file systems allow; the hidden folde
 class Cell:
     """What decides a run, apart from the model.
 
-    `settings` are further `proca.*` settings as (key, value) pairs, e.g. `(("order_seed", 7),)`; `file` is the task's
-    YAML, by default the one that lm-eval knows under its name; `generated` says that the model writes the estimate set.
+    `file` is the task's YAML, by default the one that lm-eval knows under its name; `generated` says that the model
+    writes the estimate set.
     """
 
     task: str
     num_fewshot: int
     seed: int
     limit: int | None = None
-    settings: tuple[tuple[str, Any], ...] = ()
+    settings: GivenSettings = ()
     file: Path | None = None
     generated: bool = False
 
@@ -200,7 +203,7 @@ def cell_scores(output_dir: str | os.PathLike[str], model: Model, cell: Cell) ->
     return ScoreTable.load(tables[0])
 
 
-def settings_from_metadata(metadata: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+def settings_from_metadata(metadata: Mapping[str, Any]) -> GivenSettings:
     """A cell's settings from `--metadata proca.x=y …` and the environment; a mistake is told before anything runs."""
     foreign = sorted(key for key in metadata if not key.startswith(f"{PREFIX}."))
     if foreign:

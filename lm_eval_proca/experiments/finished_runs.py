@@ -10,14 +10,14 @@ import json
 import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from lm_eval_proca import __version__
+from lm_eval_proca.calibration.base import Calibrator
 from lm_eval_proca.calibration.registry import CALIBRATORS
 from lm_eval_proca.errors import ResultsError, ScoreTableError
 from lm_eval_proca.experiments.group_rows import (
@@ -29,15 +29,13 @@ from lm_eval_proca.experiments.group_rows import (
     evaluated,
     lower_is_better,
 )
+from lm_eval_proca.experiments.recalibration import accuracy_of
 from lm_eval_proca.experiments.sample_logs import document_hash, first_lines, read_samples, with_filter
 from lm_eval_proca.files import replacing
 from lm_eval_proca.fitting import RAW, Fit, fit_all, label_biases, predictions
 from lm_eval_proca.run_files import samples_file
 from lm_eval_proca.score_table import ScoreTable
 from lm_eval_proca.statistics import accuracy, confusion, standard_error
-
-if TYPE_CHECKING:
-    from lm_eval_proca.calibration.base import Calibrator
 
 CALIBRATED_IN_RUN = "calibrated by the run itself"
 NO_CHOICES = "they do not score choices"
@@ -131,10 +129,9 @@ def calibrate_run(
         if (reason := why_unchanged(run.document, name)) is not None:
             run.unchanged.setdefault(reason, []).append(name)
             continue
-        try:
-            table = _read(file, run.document, name)
-        except _NotCalibrated as error:
-            run.skipped.append(Skipped(name, str(error), error.damaged))
+        table = _read(file, run.document, name)
+        if isinstance(table, Skipped):
+            run.skipped.append(table)
         else:
             fits, failures = fit_all(table, calibrators)
             task = FittedTask(name, samples_file(file, name), table, fits)
@@ -156,7 +153,8 @@ def write_document(document: Mapping[str, Any], target: Path) -> None:
 def write_samples(task: FittedTask, target: Path) -> None:
     """lm-eval's sample log, and then one line per document for every calibrator."""
     gold = task.table.gold_of("eval")
-    with _new_file(target) as written:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(target) as unfinished, unfinished.open("wb") as written:
         with task.samples.open("rb") as lines:
             shutil.copyfileobj(lines, written)
         for name, fit in task.fits.items():
@@ -165,24 +163,12 @@ def write_samples(task: FittedTask, target: Path) -> None:
                 written.write(with_filter(line, name, fit.log_proba[row], bool(right[row])))
 
 
-def write_answers(task: FittedTask, target: Path) -> None:
-    """Of such a log only what a comparison reads: document, filter, right or wrong."""
+def answers(task: FittedTask) -> tuple[list[tuple[int, str]], dict[str, np.ndarray]]:
+    """Of such a log only what a comparison reads: id and hash of every document; by filter, right or wrong."""
     gold = task.table.gold_of("eval")
-    documents = task.table.index_of("eval").tolist()
-    right = {name: predicted == gold for name, _, predicted in predictions(task.table, task.fits)}
-    with _new_file(target) as written:
-        for row, line in _lines(task):
-            index, found = documents[row], document_hash(line)
-            for name, of_filter in right.items():
-                answer = {"doc_id": index, "filter": name, "doc_hash": found, ACCURACY: float(of_filter[row])}
-                written.write(json.dumps(answer).encode() + b"\n")
-
-
-@contextmanager
-def _new_file(target: Path) -> Iterator[BinaryIO]:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(target) as unfinished, unfinished.open("wb") as written:
-        yield written
+    hashes = {row: document_hash(line) for row, line in _lines(task)}
+    documents = [(index, hashes[row]) for row, index in enumerate(task.table.index_of("eval").tolist())]
+    return documents, {name: predicted == gold for name, _, predicted in predictions(task.table, task.fits)}
 
 
 def _lines(task: FittedTask) -> Iterator[tuple[int, bytes]]:
@@ -191,30 +177,24 @@ def _lines(task: FittedTask) -> Iterator[tuple[int, bytes]]:
     yield from zip(rows.tolist(), (line for _, line in first_lines(task.samples)), strict=True)
 
 
-class _NotCalibrated(Exception):
-    def __init__(self, reason: str, *, damaged: bool) -> None:
-        super().__init__(reason)
-        self.damaged = damaged
-
-
-def _read(file: Path, document: Mapping[str, Any], task: str) -> ScoreTable:
+def _read(file: Path, document: Mapping[str, Any], task: str) -> ScoreTable | Skipped:
     path = samples_file(file, task)
     if not path.is_file():
-        raise _NotCalibrated(f"there is no {path.name} beside {file} (run lm_eval with --log_samples)", damaged=True)
+        return Skipped(task, f"there is no {path.name} beside {file} (run lm_eval with --log_samples)", damaged=True)
     shots = (document.get("n-shot") or {}).get(task)
     try:
         table = read_samples(path, {"task": task, "model": document.get("model_name"), "num_fewshot": shots})
     except ScoreTableError as error:
-        raise _NotCalibrated(str(error).rstrip("."), damaged=True) from error
+        return Skipped(task, str(error).rstrip("."), damaged=True)
     if table.metadata["labels_are_positions"]:
-        raise _NotCalibrated("its choices differ from document to document, or from input to input", damaged=False)
+        return Skipped(task, "its choices differ from document to document, or from input to input", damaged=False)
     expected, found = evaluated(document, task), len(table.index)
     if expected not in (None, found):
-        raise _NotCalibrated(f"{path} holds {found} of {expected} documents; it was cut", damaged=True)
-    logged = accuracy(table.gold_of("eval"), np.argmax(table.scores_of("eval"), axis=1))
+        return Skipped(task, f"{path} holds {found} of {expected} documents; it was cut", damaged=True)
+    logged = accuracy_of(table)
     measured = document["results"][task].get(f"{ACCURACY},{RAW}", logged)
     if not isinstance(measured, (int, float)) or not math.isclose(logged, measured, abs_tol=SAME):
-        raise _NotCalibrated(f"{path} does not give the accuracy of {file}", damaged=True)
+        return Skipped(task, f"{path} does not give the accuracy of {file}", damaged=True)
     return table
 
 

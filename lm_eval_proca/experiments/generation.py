@@ -15,8 +15,9 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from lm_eval.api.instance import Instance
 from tqdm import tqdm
 
 import lm_eval_proca
@@ -27,10 +28,8 @@ from lm_eval_proca.files import replacing
 from lm_eval_proca.harness.estimate import ESTIMATE_FILE_KEY, without_label
 from lm_eval_proca.harness.gather import compute_once
 from lm_eval_proca.harness.sampler import OnePromptSampler
+from lm_eval_proca.harness.task import CalibratedTask
 from lm_eval_proca.identity import Identity, differences, digest, run_identity
-
-if TYPE_CHECKING:
-    from lm_eval_proca.harness.task import CalibratedTask
 
 KIND = "generated estimate set"
 MANY_LABELS = 10
@@ -207,7 +206,6 @@ def _continuations(
     model: Model, task: CalibratedTask, prompts: Sequence[str], number: int, origin: Mapping[str, Any]
 ) -> list[str]:
     import torch
-    from lm_eval.api.instance import Instance
 
     options = {
         "until": [task.config.fewshot_delimiter],

@@ -48,7 +48,7 @@ def add_group_rows(document: dict[str, Any], confusions: Confusions, labels: Map
             row = {} if name == RAW else _average(name, [results[task] for task in tasks], sizes, by_size)
             if calibrated == tasks and len({tuple(labels[task]) for task in tasks}) == 1:
                 together = np.sum([confusions[task][name] for task in tasks], axis=0)
-                row[f"{RECALL_SD},{name}"] = recall_sd(recalls(together))
+                row[f"{RECALL_SD},{name}"] = recall_sd(recalls(np.diagonal(together), together.sum(axis=1)))
                 lower_is_better(document, group)
             results[group].update(row)
             (document.get("groups") or {}).get(group, {}).update(row)

@@ -23,12 +23,17 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from lm_eval import evaluator, simple_evaluate
+from lm_eval.loggers import EvaluationTracker
+from lm_eval.loggers.utils import add_env_info, get_git_commit_hash
+from lm_eval.tasks import TaskManager
 from tqdm import tqdm
 
 from lm_eval_proca.errors import ProcaError, ResultsError, TaskError
 from lm_eval_proca.experiments.cell import Cell, Model, cell_folder, earlier_runs, is_finished, unfinished_cells
 from lm_eval_proca.experiments.ranks import Ranks
 from lm_eval_proca.harness.gather import compute_once, is_first_process
+from lm_eval_proca.harness.task import CalibratedTask
 from lm_eval_proca.identity import IDENTITY_FILE
 
 UNFINISHED = ".unfinished-"
@@ -228,12 +233,8 @@ def _line(outcome: Outcome) -> str:
 # ------------------------------------------------------------------ the ordinary cell
 
 
-def load_task(cell: Cell, metadata: Mapping[str, Any]) -> Any:
+def load_task(cell: Cell, metadata: Mapping[str, Any]) -> CalibratedTask:
     """The cell's task, from its YAML file, under its settings."""
-    from lm_eval.tasks import TaskManager
-
-    from lm_eval_proca.harness.task import CalibratedTask
-
     settings = {f"proca.{key}": value for key, value in cell.settings}
     if cell.generated:  # a task whose estimate set is yet to be written needs no split to draw it from
         settings.setdefault("proca.estimate_file", "generated")
@@ -250,10 +251,6 @@ def load_task(cell: Cell, metadata: Mapping[str, Any]) -> Any:
 
 def evaluate_cell(cell: Cell, model: Model, folder: Path) -> dict[str, float]:
     """What `lm_eval --output_path … --log_samples --seed …` would do; the first process writes into `folder`."""
-    from lm_eval import simple_evaluate
-    from lm_eval.loggers import EvaluationTracker
-    from lm_eval.tasks import TaskManager
-
     args = model.public_args
     task = load_task(cell, {**args, "proca.scores_dir": str(folder / "scores")})
     tracker = EvaluationTracker(output_path=str(folder / "results.json"))
@@ -291,8 +288,6 @@ def evaluate_cell(cell: Cell, model: Model, folder: Path) -> dict[str, float]:
 
 @cache
 def _environment() -> tuple[dict[str, Any], str | None]:
-    from lm_eval.loggers.utils import add_env_info, get_git_commit_hash
-
     info: dict[str, Any] = {}
     add_env_info(info)
     return info, get_git_commit_hash()
@@ -301,8 +296,6 @@ def _environment() -> tuple[dict[str, Any], str | None]:
 @contextmanager
 def _environment_asked_once() -> Iterator[None]:
     """lm-eval asks pip, git and the driver in every run what the environment is: seconds per cell, for one answer."""
-    from lm_eval import evaluator
-
     info, commit = _environment()
     theirs = evaluator.add_env_info, evaluator.get_git_commit_hash
     evaluator.add_env_info, evaluator.get_git_commit_hash = (lambda storage: storage.update(info)), (lambda: commit)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import Any, NamedTuple
 
-from lm_eval_proca.experiments.cell import Cell, Model
+from lm_eval_proca.experiments.cell import Cell, GivenSettings, Model
 from lm_eval_proca.experiments.runner import Failure, load_task
 from lm_eval_proca.harness.estimate import CONTENT_FREE_TEXTS
 
@@ -24,7 +24,7 @@ def grid(
     seeds: Sequence[int],
     *,
     limit: int | None = None,
-    settings: tuple[tuple[str, Any], ...] = (),
+    settings: GivenSettings = (),
     generated: bool = False,
 ) -> list[Cell]:
     """Every combination, once; seeds vary fastest, so that a table fills row by row."""
@@ -77,17 +77,17 @@ def _render(task: Any, cell: Cell) -> Prompts:
     )
 
 
-@dataclass(frozen=True)
-class Cost:
-    """Of one cell: what a backend is sent, and how many tokens that is."""
+class Cost(NamedTuple):
+    """Of one cell: what a backend is sent, one request per document and label, and how many tokens that is.
+
+    `tokens` are those of prompts that are read in full, once for all labels; `tokens_prefix_once` if what all of them
+    begin with is read only once, as hf-shared-prefix does.
+    """
 
     documents: int
     requests: int
-    """One per document and label."""
     tokens: int
-    """If every prompt is read in full, once for all labels."""
     tokens_prefix_once: int
-    """If what all prompts begin with is read only once, as hf-shared-prefix does."""
 
 
 def estimate_cost(prompts: Prompts, count: Callable[[str], int]) -> Cost:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from lm_eval_proca.calibration.registry import CALIBRATORS, make_calibrator
+from lm_eval_proca.calibration.base import Calibrator
+from lm_eval_proca.calibration.registry import CALIBRATORS
 from lm_eval_proca.errors import CalibrationError, TaskError
-
-if TYPE_CHECKING:
-    from lm_eval_proca.calibration.base import Calibrator
-    from lm_eval_proca.harness.settings import Settings
+from lm_eval_proca.fitting import RAW, calibrator_of_step
+from lm_eval_proca.harness.settings import Settings
 
 MEANINGLESS_METRICS = {
     "acc_norm": "it divides scores by label length",
@@ -24,7 +23,7 @@ MEANINGLESS_METRICS = {
 def default_filters() -> list[dict[str, Any]]:
     """Raw scores, and every calibrator there is."""
     calibrated = [{"name": name, "filter": [{"function": name}]} for name in CALIBRATORS]
-    return [{"name": "none", "filter": [{"function": "take_first"}]}, *calibrated]
+    return [{"name": RAW, "filter": [{"function": "take_first"}]}, *calibrated]
 
 
 def check_config(task: str, config: Mapping[str, Any], text_fields: Sequence[str]) -> None:
@@ -66,10 +65,8 @@ def calibrators_of(task: str, filter_list: Sequence[Mapping[str, Any]]) -> dict[
                 f"{task}: the filter {entry['name']} is a chain of {', '.join(functions)}; a calibrator is fitted on "
                 f"scores as the model gave them, so make it the only function of its filter."
             )
-        (step,) = entry["filter"]
-        params = {key: value for key, value in step.items() if key != "function"}
         try:
-            made[entry["name"]] = make_calibrator(step["function"], params)
+            made[entry["name"]] = calibrator_of_step(entry["filter"][0])
         except CalibrationError as error:
             raise TaskError(f"{task}: the filter {entry['name']} cannot be used: {error}") from error
     return made

@@ -19,7 +19,7 @@ from lm_eval.api.samplers import FirstNSampler
 from lm_eval.api.task import ConfigurableTask
 
 import lm_eval_proca
-from lm_eval_proca.calibration.registry import CALIBRATORS, get_calibrator
+from lm_eval_proca.fitting import calibrators_of_documents
 from lm_eval_proca.harness.announcement import Announcement
 from lm_eval_proca.harness.config import MEANINGLESS_METRICS
 from lm_eval_proca.harness.estimate import fingerprint
@@ -38,8 +38,6 @@ from lm_eval_proca.score_table import NO_GOLD
 if TYPE_CHECKING:
     from lm_eval.api.group import Group
     from lm_eval.tasks.manager import TaskDict
-
-    from lm_eval_proca.calibration.base import Calibrator
 
 logger = logging.getLogger("lm_eval.proca")
 
@@ -95,10 +93,6 @@ class Calibration:
     groups: Sequence[Group]
     announcement: Announcement
 
-    @property
-    def scores_dir(self) -> str | None:
-        return self.given.get("scores_dir")
-
 
 class CrossFitted(ConfigurableTask):
     """Put before the class of a loaded task: calibrated rows beside the raw one, which stays as it is."""
@@ -123,15 +117,14 @@ class CrossFitted(ConfigurableTask):
         except Obstacle as obstacle:
             said.leaves_unchanged(self.config.task, str(obstacle))
             return
-        check_scores_dir(self.config.task, self.calibration.scores_dir)
+        check_scores_dir(self.config.task, self.calibration.given.get("scores_dir"))
         self.config.metadata = without_settings(self.config.metadata or {})
         rows, how = self._unlabeled_rows(found.labels)
         self.plan = self._plan(found, rows, limit=limit, samples=samples)
         if rows is not None:
             self._instances += rows.requests(self, self.plan.calibration_docs, options)
-        ask_for_hidden_states(
-            self._instances, _calibrators().values(), self.calibration.given.get("layers", Settings.layers)
-        )
+        layers = self.calibration.given.get("layers", Settings.layers)
+        ask_for_hidden_states(self._instances, calibrators_of_documents().values(), layers)
         drawn = bool(self.config.num_fewshot) and not isinstance(getattr(self, "sampler", None), FirstNSampler)
         further = len(self.plan.calibration_docs) * len(found.labels)
         said.calibrates(self.config.task, how, further_requests=further, many_prompts=drawn)
@@ -190,9 +183,10 @@ class CrossFitted(ConfigurableTask):
         if self.plan is None:
             super().apply_filters()
             return
-        calibrators = _calibrators()
+        calibrators = calibrators_of_documents()
         filters = {name: [{"function": name}] for name in calibrators}
-        fits, _ = fit_scores(self, self.plan, calibrators, filters=filters, scores_dir=self.calibration.scores_dir)
+        scores_dir = self.calibration.given.get("scores_dir")
+        fits, _ = fit_scores(self, self.plan, calibrators, filters=filters, scores_dir=scores_dir)
         self._instances = [one for one in self.instances if one.doc_id not in self.plan.calibration_docs]
         super().apply_filters()
         for name, fit in fits.items():
@@ -226,9 +220,3 @@ class CrossFitted(ConfigurableTask):
 
     def higher_is_better(self) -> dict[str, bool]:
         return {"acc": True, **super().higher_is_better()}
-
-
-def _calibrators() -> dict[str, Calibrator]:
-    """Every calibrator that can be fitted on documents; content-free inputs would be further requests."""
-    classes = {name: get_calibrator(name) for name in CALIBRATORS}
-    return {name: cls() for name, cls in classes.items() if cls.fits_on == "estimate"}

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import datasets
+from lm_eval.config.task import TaskConfig
 
 from lm_eval_proca.errors import TaskError
 from lm_eval_proca.harness.settings import DATA_DIR_VARIABLE, Settings
 from lm_eval_proca.identity import data_folder
-
-if TYPE_CHECKING:
-    from lm_eval.config.task import TaskConfig
 
 EVAL_SEED = 0
 """Decides, once and for all, which evaluation documents `eval_size` and `--limit` keep."""

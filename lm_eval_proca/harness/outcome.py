@@ -6,21 +6,19 @@ import importlib.metadata
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from lm_eval.api.task import ConfigurableTask
 
 import lm_eval_proca
+from lm_eval_proca.calibration.base import Calibrator
 from lm_eval_proca.errors import ProcaError, TaskError
-from lm_eval_proca.fitting import Fit, fit_all, label_biases
+from lm_eval_proca.fitting import Fit, fit_all, in_words, label_biases
 from lm_eval_proca.harness.gather import compute_once, gather, is_first_process
+from lm_eval_proca.harness.plan import Plan
 from lm_eval_proca.harness.shards import merge, score_table, scored_documents
 from lm_eval_proca.identity import score_table_name
 from lm_eval_proca.score_table import ScoreTable
-
-if TYPE_CHECKING:
-    from lm_eval.api.task import ConfigurableTask
-
-    from lm_eval_proca.calibration.base import Calibrator
-    from lm_eval_proca.harness.plan import Plan
 
 logger = logging.getLogger("lm_eval.proca")  # below lm-eval's own logger, the only one that its command shows
 
@@ -63,9 +61,8 @@ def fit_scores(
     # Made once and handed to all processes: a tie within rounding is decided the same way everywhere.
     fits, failures = compute_once(lambda: fit_all(table, calibrators))
     if is_first_process():
-        for reason in dict.fromkeys(failures.values()):
-            without = [one for one, given in failures.items() if given == reason]
-            logger.warning("%s: no row for %s: %s", name, ", ".join(without), reason)
+        for sentence in in_words(failures):
+            logger.warning("%s: %s", name, sentence)
         for one, fit in fits.items():
             for warning in fit.calibrator.fit_report().get("warnings", ()):
                 logger.warning("%s, %s: %s", name, one, warning)

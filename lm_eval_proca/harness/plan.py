@@ -18,6 +18,7 @@ from lm_eval_proca.harness.estimate import (
     read_estimate_file,
     without_label,
 )
+from lm_eval_proca.harness.requests import prompt_of
 from lm_eval_proca.harness.shards import Document
 from lm_eval_proca.identity import identity_of_task
 from lm_eval_proca.score_table import NO_GOLD
@@ -100,7 +101,7 @@ def make_plan(
         "estimate_size": len(estimate),
         "estimate_seed": _estimate_seed(task),
         "estimate_source": f"split:{task.settings.estimate_split}",
-        "prompt_hash": fingerprint([task.context(blank[1], prompt_options, "The empty document")]),
+        "prompt_hash": fingerprint([prompt_of(task, blank[1], prompt_options, "The empty document")]),
         "estimate_hash": fingerprint(task.text_of(doc) for doc in estimate),
         "eval_hash": fingerprint(
             [task.text_of(doc), task.gold(doc)] for doc in map(task.eval_docs.__getitem__, evaluated)
@@ -178,13 +179,13 @@ def _check_choices(
 
 def _check_shown_columns(task: CalibratedTask, blank: UnlabeledDoc, prompt_options: Mapping[str, Any]) -> None:
     """A column that the prompt shows and a content-free input keeps would carry one document's content into it."""
-    shown = task.context(blank, prompt_options, "The content-free document")
+    shown = prompt_of(task, blank, prompt_options, "The content-free document")
     for column in task.eval_docs.column_names:
         if column in task.settings.text_fields or column not in blank:
             continue
         other = next((value for value in task.eval_docs[column] if value != blank[column]), blank[column])
         changed = UnlabeledDoc({**blank, column: other})
-        if task.context(changed, prompt_options, f"A document with another {column}") != shown:
+        if prompt_of(task, changed, prompt_options, f"A document with another {column}") != shown:
             raise TaskError(
                 f"{task.task_name}: the prompt shows the column {column}, which differs between documents, but "
                 f"calibration.text_fields is {', '.join(task.settings.text_fields)}, so that every content-free or "

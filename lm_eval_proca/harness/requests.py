@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from lm_eval.api.instance import Instance
+from lm_eval.api.task import ConfigurableTask
 
 from lm_eval_proca.errors import TaskError
-
-if TYPE_CHECKING:
-    from lm_eval.api.instance import Instance
-    from lm_eval.api.task import ConfigurableTask
 
 NOT_ABOUT_PROMPTS = {"tokenizer_name", "rank", "world_size", "cache_requests", "rewrite_requests_cache"}
 

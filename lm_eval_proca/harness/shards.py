@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from lm_eval.api.instance import Instance
 
+from lm_eval_proca.calibration.base import Calibrator
 from lm_eval_proca.calibration.representation import unit_scale
 from lm_eval_proca.errors import DistributedError
 from lm_eval_proca.score_table import NO_GOLD, ROLES, ScoreTable
-
-if TYPE_CHECKING:
-    from lm_eval.api.instance import Instance
-
-    from lm_eval_proca.calibration.base import Calibrator
 
 
 @dataclass(frozen=True)

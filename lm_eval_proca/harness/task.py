@@ -18,7 +18,7 @@ from lm_eval_proca.harness.estimate import UnlabeledDoc
 from lm_eval_proca.harness.filters import give_out
 from lm_eval_proca.harness.outcome import check_scores_dir, fit_scores
 from lm_eval_proca.harness.plan import Plan, make_plan
-from lm_eval_proca.harness.requests import prompt_of, requests_of
+from lm_eval_proca.harness.requests import requests_of
 from lm_eval_proca.harness.sampler import OnePromptSampler
 from lm_eval_proca.harness.settings import read_settings, without_settings
 from lm_eval_proca.harness.shards import ask_for_hidden_states
@@ -167,10 +167,6 @@ class CalibratedTask(ConfigurableTask):
             f"{self.config.task}: the label {target!r} of a row is none of the {len(self.labels)} labels "
             f"{self.labels}; correct doc_to_target or doc_to_choice, or drop such rows with process_docs."
         )
-
-    def context(self, doc: Doc, prompt_options: Mapping[str, Any], name: str) -> str:
-        """The prompt of a document that lm-eval does not know."""
-        return prompt_of(self, doc, prompt_options, name)
 
     # ------------------------------------------------------------------ requests
 

@@ -26,6 +26,11 @@ class Correct:
     documents: str
     by_filter: Mapping[str, np.ndarray]
 
+    @classmethod
+    def of(cls, documents: Sequence[tuple[int, str]], by_filter: Mapping[str, np.ndarray]) -> Correct:
+        """From the ids and hashes of the documents."""
+        return cls(hashlib.sha256(repr(documents).encode()).hexdigest(), by_filter)
+
 
 def read_correct(file: Path) -> Correct:
     """Read one samples file; a damaged one is refused with a sentence."""
@@ -47,12 +52,8 @@ def read_correct(file: Path) -> Correct:
     first = next(iter(identities.values()), None)
     if first is None or any(other != first for other in identities.values()):
         raise ResultsError(f"{file} does not hold the same documents for every filter; it was cut or changed")
-    return Correct(
-        documents=hashlib.sha256(repr(first).encode()).hexdigest(),
-        by_filter={
-            name: np.array([known for _, (_, known) in sorted(of_filter.items())]) for name, of_filter in rows.items()
-        },
-    )
+    by_filter = {name: np.array([known for _, (_, known) in sorted(found.items())]) for name, found in rows.items()}
+    return Correct.of(first, by_filter)
 
 
 def joined(parts: Sequence[Correct]) -> Correct:

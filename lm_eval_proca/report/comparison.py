@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,28 +53,39 @@ class Report:
         return sorted(found)
 
 
+@dataclass(frozen=True)
+class Calibrated:
+    """What was calibrated for a comparison alone: results files as they would be written, and their logged answers."""
+
+    documents: dict[Path, dict[str, Any]] = field(default_factory=dict)
+    answers: dict[Path, Correct] = field(default_factory=dict)
+    """By the sample logs that they stand in place of."""
+    notices: list[Notice] = field(default_factory=list)
+
+
 def compare(
     folders: Iterable[str | Path],
     tasks: Iterable[str] = ("*",),
-    known: Sequence[Notice] = (),
+    calibrated: Calibrated | None = None,
     *,
     groups: bool = False,
 ) -> Report:
-    """Read result folders and work out everything the tables show; `known` is what was noticed before."""
+    """Read result folders and work out everything the tables show."""
+    known = calibrated or Calibrated()
     try:
-        results = read_results(folders, tasks, groups=groups)
+        results = read_results(folders, tasks, groups=groups, documents=known.documents)
     except ResultsError as error:  # what was skipped may be what was wanted
-        raise ResultsError(" ".join([str(error), *(notice.text for notice in known)])) from error
+        raise ResultsError(" ".join([str(error), *(notice.text for notice in known.notices)])) from error
     short = short_model_names(run.model for run in results.runs)
     runs = [replace(run, model=short[run.model]) for run in results.runs]
     measurements, about_columns = measurements_of(runs)
     blocks, about_gaps = blocks_of(measurements)
-    answers = _Answers()
+    answers = _Answers(known.answers)
     boards = [
         leaderboard([block for block in blocks if block.shots == shots], answers)
         for shots in sorted({block.shots for block in blocks})
     ]
-    notices = [*known, *results.notices, *answers.notices(), *about_columns, *about_gaps]
+    notices = [*known.notices, *results.notices, *answers.notices(), *about_columns, *about_gaps]
     names = {name: full for full, name in short.items()}
     preferences = preferences_of(measurements)
     preferences.sort(key=lambda one: (one.tasks, one.labels, one.shots, one.model, method_order(one.method)))
@@ -84,7 +95,8 @@ def compare(
 class _Answers:
     """The logged documents of measurements, each log read once, and what could not be read."""
 
-    def __init__(self) -> None:
+    def __init__(self, known: Mapping[Path, Correct]) -> None:
+        self._known = known
         self._read: dict[tuple[Path, ...], Correct | None] = {}
         self._damaged: dict[Path, str] = {}
         self._not_logged: dict[Path, None] = {}
@@ -112,6 +124,8 @@ class _Answers:
         return correct
 
     def _of_file(self, file: Path) -> Correct | None:
+        if file in self._known:
+            return self._known[file]
         if not file.is_file():
             self._not_logged[file] = None
             return None

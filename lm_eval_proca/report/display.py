@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
+from scipy.special import logit
 
 from lm_eval_proca.errors import ProcaError
 from lm_eval_proca.report.results import short_task_name
@@ -60,7 +61,7 @@ class MissingMatplotlib(ProcaError, ImportError):
 
 
 class Display(ABC):
-    """What one analysis observed, and how it is drawn.
+    """What one analysis observed, and how it is drawn; `clouds` are single documents, for displays that show them.
 
     Attributes
     ----------
@@ -71,16 +72,20 @@ class Display(ABC):
     """
 
     panel_size: ClassVar[tuple[float, float]] = (3.6, 3.0)
+    panel_of: ClassVar[str | None] = None
+    """The column that has a panel for each of its values; without one there is one panel."""
     shared_legend: ClassVar[bool] = True
+    ylabel: ClassVar[str] = "accuracy (%)"
 
-    def __init__(self, observed: Sequence[Observation]) -> None:
+    def __init__(self, observed: Sequence[Observation], clouds: Sequence[Observation] = ()) -> None:
         if not observed:
             raise ProcaError("There is nothing to draw: the analysis observed nothing.")
         self.observed = list(observed)
+        self.clouds = list(clouds)
 
     def panels(self) -> list[Any]:
-        """What each panel is about; one panel unless a display says otherwise."""
-        return [None]
+        """What each panel is about."""
+        return [None] if self.panel_of is None else distinct(one[self.panel_of] for one in self.observed)
 
     def plot(self: D, ax: Any = None) -> D:
         """Draw on `ax` (an array of axes where there are several panels), or on a new figure."""
@@ -104,6 +109,7 @@ class Display(ABC):
                     raise ProcaError(f"This figure has {len(panels)} panels, {len(axes)} axes were given.")
                 figure = axes[0].figure
             for axis, panel in zip(axes, panels, strict=True):
+                axis.set_ylabel(self.ylabel)
                 self.draw(axis, panel)
             if ax is None:
                 lines = textwrap.wrap(self.footnote(), width=int(15 * figure.get_figwidth()))
@@ -237,8 +243,7 @@ def percent(values: Sequence[float]) -> list[float]:
 
 
 def log_odds(probabilities: Sequence[float]) -> np.ndarray:
-    p = np.clip(np.asarray(probabilities, dtype=np.float64), 1e-12, 1 - 1e-12)
-    return np.log(p) - np.log1p(-p)
+    return logit(np.clip(probabilities, 1e-12, 1 - 1e-12))
 
 
 def probability_ticks(low: float, high: float) -> list[float]:

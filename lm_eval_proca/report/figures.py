@@ -41,10 +41,6 @@ class BoundaryDisplay(Display):
     panel_size = (4.2, 3.4)
     shared_legend = False
 
-    def __init__(self, observed: Sequence[Observation], clouds: Sequence[Observation]) -> None:
-        super().__init__(observed)
-        self.clouds = list(clouds)
-
     def panels(self) -> list[Any]:
         return [*distinct(map(prompt_of, self.clouds)), None]
 
@@ -116,7 +112,6 @@ class BoundaryDisplay(Display):
         ax.grid(axis="x", visible=False)
         ax.set_ylim(0, 122)  # room for the legend
         ax.set_yticks(range(0, 101, 20))
-        ax.set_ylabel("accuracy (%)")
         ax.set_title("what the boundaries give")
         ax.legend(loc="upper center", ncols=len(methods), columnspacing=1.0, handlelength=1.2)
 
@@ -128,6 +123,7 @@ class ThresholdDisplay(Display):
     """
 
     shared_legend = False
+    ylabel = ""
 
     def plot(self, ax: Any = None) -> ThresholdDisplay:
         self.panel_size = (9.0, 1.4 + 0.42 * len(titles_of(self.observed)))  # type: ignore[misc]
@@ -177,16 +173,13 @@ class TemplateDisplay(Display):
         tasks = distinct(one["task"] for one in self.observed)
         dots_with_spread(ax, self.observed, "task", tasks)
         ax.set_xticks(range(len(tasks)), [short_name(task) for task in tasks])
-        ax.set_ylabel("accuracy (%)")
 
 
 class ImbalanceDisplay(Display):
     """Figure 5: accuracy over the proportion of positives in the estimate set, one panel per task."""
 
     panel_size = (4.4, 3.4)
-
-    def panels(self) -> list[Any]:
-        return distinct(one["task"] for one in self.observed)
+    panel_of = "task"
 
     def draw(self, ax: Any, panel: Any) -> None:
         observed = [one for one in self.observed if one["task"] == panel]
@@ -194,7 +187,6 @@ class ImbalanceDisplay(Display):
         ax.set_title(short_name(panel))
         ax.set_xticks(sorted({one["positives"] for one in observed}))
         ax.set_xlabel("proportion of positives in the estimate set")
-        ax.set_ylabel("accuracy (%)")
 
 
 class ProportionDisplay(Display):
@@ -227,14 +219,12 @@ class ProportionDisplay(Display):
         ax.set_xlim(-0.6, len(positives) - 0.4)
         ax.grid(axis="x", visible=False)
         ax.set_xlabel(f"negative : positive among {shots} demonstrations")
-        ax.set_ylabel("accuracy (%)")
 
 
 class SizeDisplay(Display):
     """Figure 7: accuracy over the size of the estimate set, one panel per task."""
 
-    def panels(self) -> list[Any]:
-        return distinct(one["task"] for one in self.observed)
+    panel_of = "task"
 
     def draw(self, ax: Any, panel: Any) -> None:
         observed = [one for one in self.observed if one["task"] == panel]
@@ -245,21 +235,19 @@ class SizeDisplay(Display):
         ax.minorticks_off()
         ax.set_title(short_name(panel))
         ax.set_xlabel("estimate set size")
-        ax.set_ylabel("accuracy (%)")
 
 
 class AblationDisplay(Display):
     """Table 3 and Figure 8: ProCa with one parameter at several values, per task and number of shots."""
 
     panel_size = (3.8, 3.2)
+    panel_of = "task"
+    ylabel = "accuracy of ProCa (%)"
     colours: ClassVar[tuple[str, ...]] = ("#b9c4cf", "#6fb7a0", "#009e73")
 
     def __init__(self, observed: Sequence[Observation], parameter: str) -> None:
         super().__init__(observed)
         self.parameter = parameter
-
-    def panels(self) -> list[Any]:
-        return distinct(one["task"] for one in self.observed)
 
     def draw(self, ax: Any, panel: Any) -> None:
         observed = [one for one in self.observed if one["task"] == panel]
@@ -288,7 +276,6 @@ class AblationDisplay(Display):
         ax.set_xticks(range(len(shots)), [f"{n}-shot" for n in shots])
         ax.grid(axis="x", visible=False)
         ax.set_ylim(0, 102)
-        ax.set_ylabel("accuracy of ProCa (%)")
         ax.set_title(short_name(panel))
 
     def footnote(self) -> str:
@@ -300,11 +287,7 @@ class SpaceDisplay(Display):
     """The evaluation rows of one run, by their label scores and by their hidden states, coloured by true label."""
 
     panel_size = (4.4, 4.0)
-    shared_legend = True
-
-    def __init__(self, observed: Sequence[Observation], clouds: Sequence[Observation]) -> None:
-        super().__init__(observed)
-        self.clouds = list(clouds)
+    ylabel = ""
 
     def panels(self) -> list[Any]:
         return distinct(one["space"] for one in self.clouds)

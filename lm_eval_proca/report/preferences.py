@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from lm_eval_proca.statistics import recall_sd
+from lm_eval_proca.statistics import recall_sd, recalls
 
 if TYPE_CHECKING:
     from lm_eval_proca.report.datasets import Measurement
@@ -88,7 +88,6 @@ def preferences_of(measurements: Iterable[Measurement]) -> list[Preference]:
     for (labels, shots, model, method), of_method in alike.items():
         predicted, gold, hits = _sums([one.run.label_counts[one.filter_name] for one in of_method])
         documents = gold.sum()
-        recall = [hit / of if of else None for hit, of in zip(hits.tolist(), gold.tolist(), strict=True)]
         found.append(
             Preference(
                 model=model,
@@ -99,7 +98,7 @@ def preferences_of(measurements: Iterable[Measurement]) -> list[Preference]:
                 documents=int(documents),
                 predicted_share=(predicted / documents).tolist(),
                 gold_share=(gold / documents).tolist(),
-                recall_sd=recall_sd(recall),
+                recall_sd=recall_sd(recalls(hits, gold)),
             )
         )
     return found

@@ -89,17 +89,23 @@ class Results:
     notices: list[Notice] = field(default_factory=list)
 
 
-def read_results(folders: Iterable[str | Path], tasks: Iterable[str] = ("*",), *, groups: bool = False) -> Results:
+def read_results(
+    folders: Iterable[str | Path],
+    tasks: Iterable[str] = ("*",),
+    *,
+    groups: bool = False,
+    documents: Mapping[Path, Any] | None = None,
+) -> Results:
     """Read every result under `folders`, keeping tasks whose name, long or short, matches one of `tasks`.
 
-    With `groups`, a group that has an accuracy stands in place of its tasks.
+    With `groups`, a group that has an accuracy stands in place of its tasks; `documents` stand in place of files.
     """
     results = Results()
     patterns = list(tasks)
     without_calibration: Counter[str] = Counter()
     for file in result_files(folders):
         try:
-            document = json.loads(file.read_text(encoding="utf-8"))
+            document = (documents or {}).get(file) or json.loads(file.read_text(encoding="utf-8"))
             runs, only_raw = _runs_of(file, document)
             if groups:
                 runs = _with_groups(document, runs)

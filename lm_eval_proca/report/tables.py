@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from lm_eval_proca.report.blocks import DECIMALS, Accuracy, Average
 from lm_eval_proca.report.comparison import Report
@@ -47,6 +48,11 @@ class Table:
     rows: Sequence[Sequence[Entry]]
     caption: str
 
+    @property
+    def numeric(self) -> list[bool]:
+        """Which columns hold numbers."""
+        return [any(entry.number for entry in column) for column in zip(*self.rows, strict=True)]
+
 
 def percent(fraction: float, sign: bool = False) -> str:
     return f"{100 * fraction:{'+' if sign else ''}.{DECIMALS}f}"
@@ -58,6 +64,14 @@ def plural(shots: int) -> str:
 
 def word(text: str) -> Entry:
     return Entry(text, value=text, number=False)
+
+
+def number(value: float | None, shown: Callable[[Any], str] = str) -> Entry:
+    return Entry(MISSING) if value is None else Entry(shown(value), value=value)
+
+
+def points(fraction: float) -> str:
+    return percent(fraction, sign=True)
 
 
 def accuracy_table(report: Report, model: str) -> Table:
@@ -76,7 +90,7 @@ def accuracy_table(report: Report, model: str) -> Table:
                 for dataset in datasets
             ]
             average = average_entry(block.average(method), bold=method in block.best(None))
-            rows.append([Entry(str(block.shots), value=block.shots), word(method), *entries, average])
+            rows.append([number(block.shots), word(method), *entries, average])
     caption = (
         f"Accuracy in per cent: mean ± standard deviation (n-1) over seeds; no ± with one seed. Bold or *: best method "
         f"for that number of shots. {average_caption(report)}"
@@ -125,16 +139,11 @@ def leaderboard_columns(report: Report) -> list[str]:
 
 
 def leaderboard_row(report: Report, one: Standing) -> list[Entry]:
-    gain = Entry(MISSING) if one.gain is None else Entry(percent(one.gain, sign=True), value=one.gain)
-    entries = [rank_entry(one.rank), word(one.model), word(one.method), average_entry(one.average), gain]
-    entries.append(tally_entry(one.raw_tally))
+    entries = [number(one.rank), word(one.model), word(one.method), average_entry(one.average)]
+    entries += [number(one.gain, points), tally_entry(one.raw_tally)]
     if len(report.models) > 1:
-        entries += [rank_entry(one.model_rank), tally_entry(one.model_tally)]
+        entries += [number(one.model_rank), tally_entry(one.model_tally)]
     return entries
-
-
-def rank_entry(rank: int | None) -> Entry:
-    return Entry(MISSING) if rank is None else Entry(str(rank), value=rank)
 
 
 def tally_entry(tally: Tally | None) -> Entry:
@@ -173,9 +182,9 @@ def order_table(report: Report) -> Table | None:
     """How calibration changes the order of models; None where there is nothing to order."""
     rows = [
         [
-            Entry(str(board.shots), value=board.shots),
+            number(board.shots),
             word(change.method),
-            Entry(MISSING) if change.tau is None else Entry(f"{change.tau:+.2f}", value=change.tau),
+            number(change.tau, "{:+.2f}".format),
             word(_order_text(change.raw_order)),
             word("unchanged" if change.order == change.raw_order else _order_text(change.order)),
         ]
@@ -204,12 +213,12 @@ def preference_tables(report: Report) -> list[Table]:
         alike = [one for one in report.preferences if one.labels == labels]
         rows = [
             [
-                Entry(str(one.shots), value=one.shots),
+                number(one.shots),
                 word(one.model),
                 word(one.method),
-                Entry(str(one.documents), value=one.documents),
-                *(Entry(percent(surplus, sign=True), value=surplus) for surplus in one.predicted_minus_gold),
-                Entry(MISSING) if one.recall_sd is None else Entry(percent(one.recall_sd), value=one.recall_sd),
+                number(one.documents),
+                *(number(surplus, points) for surplus in one.predicted_minus_gold),
+                number(one.recall_sd, percent),
             ]
             for one in alike
         ]
@@ -236,7 +245,5 @@ def all_tables(report: Report) -> list[Table]:
 
 def caption_once(tables: Sequence[Table]) -> list[tuple[Table, str]]:
     """Each table with its caption, which is left out where the next table's says the same."""
-    following = [*(table.caption for table in tables[1:]), None]
-    return [
-        (table, "" if table.caption == after else table.caption) for table, after in zip(tables, following, strict=True)
-    ]
+    following = [*(table.caption for table in tables), None][1:]
+    return [(one, "" if one.caption == after else one.caption) for one, after in zip(tables, following, strict=True)]

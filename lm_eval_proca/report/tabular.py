@@ -33,9 +33,9 @@ def text_table(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Comma-separated values under a header."""
-    names = list(dict.fromkeys(name for row in rows for name in row))
+def csv_text(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None) -> str:
+    """Comma-separated values under a header; by default of all columns that a row has."""
+    names = columns or list(dict.fromkeys(name for row in rows for name in row))
     buffer = io.StringIO(newline="")
     writer = csv.DictWriter(buffer, names, lineterminator="\n")
     writer.writeheader()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import re
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from lm_eval_proca.cli import main
 from lm_eval_proca.cli.demo import packaged_model, what_calibration_changed
 from lm_eval_proca.errors import ModelError
+from tests.conftest import ROOT
 
 
 def results(**accuracies: float) -> dict:
@@ -59,8 +61,9 @@ def test_a_failing_lm_eval_is_reported(monkeypatch: pytest.MonkeyPatch, capsys: 
 
 @pytest.mark.slow
 def test_it_prints_lm_evals_table_and_the_same_numbers_in_words(
-    tiny_gpt2: Path, capfd: pytest.CaptureFixture[str]
+    tiny_gpt2: Path, lm_eval_project: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(lm_eval_project), str(ROOT)]))
     assert main(["demo", "--model", "hf", "--pretrained", str(tiny_gpt2)]) == 0
     *table, sentence = capfd.readouterr().out.splitlines()
     cells = [[cell.strip() for cell in row.split("|")] for row in table if "|acc" in row]

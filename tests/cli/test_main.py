@@ -18,8 +18,9 @@ def test_help_names_every_command(monkeypatch: pytest.MonkeyPatch, capsys: pytes
         main(["--help"])
     assert exit_.value.code == 0
     printed = " ".join(capsys.readouterr().out.split())
-    for name, module in COMMANDS.items():
-        assert f"{name} {importlib.import_module(module).HELP}" in printed
+    for name in COMMANDS:
+        module = importlib.import_module(f"lm_eval_proca.cli.{name.replace('-', '_')}")
+        assert f"{name} {module.HELP}" in printed
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lm_eval_proca.cli import main
-from lm_eval_proca.experiments.recalibration import calibrators_of_samples
+from lm_eval_proca.fitting import calibrators_of_documents
 from tests.output_folders import Matrix, write_output
 from tests.score_tables import made_table
 
@@ -26,10 +26,22 @@ def matrix(seed: int, separation: float = 1.5) -> Matrix:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Two models on the same documents, two tasks, one group."""
+    return write_folder(tmp_path / "out")
+
+
+def write_folder(folder: Path) -> Path:
     for model, separation in (("org/small", 1.0), ("org/large", 2.5)):
         tasks = {name: matrix(seed, separation) for seed, name in enumerate(("physics", "algebra"))}
-        write_output(tmp_path / "out", model, tasks, groups=GROUPS)
-    return tmp_path / "out"
+        write_output(folder, model, tasks, groups=GROUPS)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `calibrate` makes of such a folder, with all calibrators."""
+    made = tmp_path_factory.mktemp("made")
+    assert main(["calibrate", str(write_folder(made / "out")), "--output", str(made / "calibrated")]) == 0
+    return made / "calibrated"
 
 
 def rows_of(printed: str, name: str) -> dict[tuple[str, str], str]:
@@ -52,7 +64,7 @@ def test_lm_evals_own_table_with_calibrated_rows(folder: Path, capsys: Output) -
     assert [line for line in printed.splitlines() if re.match(r"\| *(Tasks|Groups) ", line)]
     of_large = printed[: printed.index("org/small")]
     rows = rows_of(of_large, "all")
-    names = sorted(["none", *calibrators_of_samples()])
+    names = sorted(["none", *calibrators_of_documents(hidden_states=False)])
     assert list(rows) == [(name, metric) for metric in ("acc", "recall_sd") for name in names]
     assert names[:2] == ["bc", "none"]
     assert not {"conca", "proca_h"} & set(names)  # logs have neither content-free inputs nor hidden states
@@ -85,11 +97,9 @@ def test_what_is_written_is_a_folder_of_lm_eval_that_compare_takes(
     assert "2 tasks unchanged (physics, algebra): calibrated by the run itself." in capsys.readouterr().out
 
 
-def test_compare_does_both_steps(folder: Path, tmp_path: Path, capsys: Output) -> None:
-    assert main(["calibrate", str(folder), "--output", str(tmp_path / "calibrated")]) == 0
-    capsys.readouterr()
+def test_compare_does_both_steps(folder: Path, calibrated: Path, tmp_path: Path, capsys: Output) -> None:
     tables = []
-    for given in (folder, tmp_path / "calibrated"):
+    for given in (folder, calibrated):
         page = tmp_path / f"{given.name}.html"
         assert main(["compare", str(given), "--format", "json", "--html", str(page)]) == 0
         tables.append(json.loads(capsys.readouterr().out))
@@ -114,6 +124,14 @@ def test_compare_with_patterns_calibrates_only_what_it_shows(folder: Path, capsy
     assert len(re.findall(r"damaged: algebra of .* was skipped: line 1 of .* is not JSON", printed.err)) == 2
 
 
+def test_compare_names_the_files_that_were_given(tmp_path: Path, capsys: Output) -> None:
+    dates = ("2025-01-31T12-00-00.000001", "2025-02-28T12-00-00.000001")
+    old, new = (write_output(tmp_path, "org/model", {"physics": matrix(0)}, date=date) for date in dates)
+    assert main(["compare", str(tmp_path), "--format", "json"]) == 0
+    texts = [notice["text"] for notice in json.loads(capsys.readouterr().out)["notices"]]
+    assert any(f"{new} is newer and counts, {old} does not." in text for text in texts)
+
+
 def test_compare_where_every_log_is_damaged(folder: Path, capsys: Output) -> None:
     for log in folder.rglob("samples_*"):
         log.write_text("nonsense")
@@ -123,14 +141,12 @@ def test_compare_where_every_log_is_damaged(folder: Path, capsys: Output) -> Non
     assert line.count("is not JSON") == 4
 
 
-def test_groups_in_place_of_their_tasks(folder: Path, tmp_path: Path, capsys: Output) -> None:
-    assert main(["calibrate", str(folder), "--output", str(tmp_path / "calibrated")]) == 0
-    capsys.readouterr()
+def test_groups_in_place_of_their_tasks(folder: Path, calibrated: Path, capsys: Output) -> None:
     assert main(["compare", str(folder), "--groups", "--tasks", "all", "--format", "json"]) == 0
     compared = json.loads(capsys.readouterr().out)
     assert {one["dataset"] for one in compared["accuracies"]} == {"all"}
     for one in compared["accuracies"]:
-        [file] = (tmp_path / "calibrated" / one["model"].replace("/", "__")).glob("results_*")
+        [file] = (calibrated / one["model"].replace("/", "__")).glob("results_*")
         name = "none" if one["method"] == "raw" else one["method"]
         assert one["mean"] == pytest.approx(json.loads(file.read_text())["results"]["all"][f"acc,{name}"], abs=1e-11)
     [large] = [

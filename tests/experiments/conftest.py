@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from lm_eval_proca.calibration.registry import CALIBRATORS
+
 RUN = """
 import os, sys
 log = os.open({log!r}, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -37,11 +39,12 @@ def two_datasets(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 def start_command() -> Callable[[list[str], Path], BaseProcess]:
     """Starts `lm-eval-proca …` as a process; its output goes to a file.
 
-    The processes are forked from a server that has imported torch and lm-eval once: a sweep is killed and started
-    again many times here.
+    The processes are forked from a server that has imported torch, lm-eval and the calibrators once: a sweep is killed
+    and started again many times here.
     """
     context = multiprocessing.get_context("forkserver")
-    preload = ["lm_eval.evaluator", "lm_eval.models.huggingface", "lm_eval_proca.experiments.sweep"]
+    preload = ["lm_eval.models.huggingface", "lm_eval_proca.experiments.generation", "lm_eval_proca.experiments.sweep"]
+    preload += [address.partition(":")[0] for address in CALIBRATORS.values()]
     context.set_forkserver_preload(preload)
 
     def start(argv: list[str], log: Path) -> BaseProcess:

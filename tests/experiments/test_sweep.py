@@ -96,11 +96,11 @@ def test_without_a_tokenizer_characters_are_counted():
 
 @pytest.fixture(scope="module")
 def options(tiny_gpt2: Path, two_datasets: Path) -> list[str]:
-    """Two tasks, two shots, two seeds, `--limit 50`."""
+    """Two tasks, two shots, two seeds; few documents, because it is run many times."""
     return [
         *("sweep", "--model", "hf", "--model_args", f"pretrained={tiny_gpt2}", "--batch_size", "32"),
-        *("--tasks", "proca_sst2,proca_mr", "--num_fewshot", "0", "2", "--seeds", "0", "1", "--limit", "50"),
-        *("--metadata", f"proca.data_dir={two_datasets}", "proca.estimate_size=60"),
+        *("--tasks", "proca_sst2,proca_mr", "--num_fewshot", "0", "2", "--seeds", "0", "1", "--limit", "20"),
+        *("--metadata", f"proca.data_dir={two_datasets}", "proca.estimate_size=20"),
     ]
 
 
@@ -135,7 +135,7 @@ def test_killed_three_times_and_resumed_gives_the_same_table(
         before = len(cells_of(runs))
         moment = rnd.choice(["early", "late"])
         wait_until(lambda: runs.exists() if moment == "early" else len(cells_of(runs)) > before)  # noqa: B023
-        time.sleep(rnd.uniform(0.0, 1.0))
+        time.sleep(rnd.uniform(0.0, 0.2))  # less than two of the eight cells take
         assert sweep.exitcode is None, log.read_text()
         sweep.kill()
         sweep.join()

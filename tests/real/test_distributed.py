@@ -20,12 +20,11 @@ from tests.real.conftest import command, environment, results_in
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
 FILTERS = ("none", "bc", "conca", "proca", "proca_a", "proca_h")
-SMALL = ["--tasks", "proca_sst2", "--limit", "31", "--num_fewshot", "2", "--seed", "1"]
 
 
-def small_run(lm_eval_cli, folder: Path, *, batch_size: int = 1, **where) -> tuple[dict, ScoreTable]:
+def small_run(lm_eval_cli, folder: Path, *, batch_size: int = 1, shots: int = 2, **where) -> tuple[dict, ScoreTable]:
     done = lm_eval_cli(
-        *SMALL,
+        *("--tasks", "proca_sst2", "--limit", "31", "--num_fewshot", str(shots), "--seed", "1"),
         "--batch_size",
         str(batch_size),
         "--metadata",
@@ -78,9 +77,12 @@ def test_one_two_and_three_processes_agree(lm_eval_cli, folders):
 
 
 def test_a_world_where_every_process_holds_all_documents(lm_eval_cli, folders):
-    """Stock HFLM does not shard on CPU processes: both processes score everything, and nothing may count twice."""
-    alone, table = small_run(lm_eval_cli, folders("stock1"), model="hf")
-    both, gathered = small_run(lm_eval_cli, folders("stock2"), model="hf", processes=2)
+    """Stock HFLM does not shard on CPU processes: both processes score everything, and nothing may count twice.
+
+    Without demonstrations, which it would read again for every document.
+    """
+    alone, table = small_run(lm_eval_cli, folders("stock1"), model="hf", shots=0)
+    both, gathered = small_run(lm_eval_cli, folders("stock2"), model="hf", shots=0, processes=2)
     assert accuracies(both) == accuracies(alone)
     assert assignment(both) == assignment(alone)
     np.testing.assert_allclose(gathered.scores, table.scores, atol=1e-4)

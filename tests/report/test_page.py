@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import urllib.request
 from collections.abc import Iterator
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -343,7 +344,8 @@ def test_text_has_enough_contrast(browser, page, scheme):
     assert min(browser.script(code)) >= 4.5
 
 
-def test_names_cannot_become_markup(browser, write_result, tmp_path):
+@pytest.fixture
+def hostile_page(write_result, tmp_path) -> Path:
     write_result(model=XSS, accuracy={"none": 0.5, XSS: 0.6})
     folder = write_result(
         model="org/other", task="proca_" + XSS.replace("/", ""), accuracy={"none": 0.5, XSS: 0.7}
@@ -351,7 +353,41 @@ def test_names_cannot_become_markup(browser, write_result, tmp_path):
     (folder / "results_2026-03-01T00-00-00.json").write_text("{")
     file = tmp_path / "page.html"
     file.write_text(render_page(compare([folder])), encoding="utf-8")
-    browser.open(file)
+    return file
+
+
+def test_names_are_text_to_a_parser(hostile_page, page):
+    """What no browser is needed for: only elements and scripts of any other page, and the names as they are."""
+    hostile, usual = (Elements(file.read_text(encoding="utf-8")) for file in (hostile_page, page))
+    assert set(hostile.tags) <= set(usual.tags)
+    assert [hostile.tags.count(name) for name in ("img", "script")] == [0, 2]
+    data, script = hostile.scripts
+    assert script == usual.scripts[1]
+    assert json.loads(data)["models"] == sorted([XSS, "org/other"])
+    assert sum(XSS in value for value in hostile.values) > 5
+
+
+class Elements(HTMLParser):
+    """Every element of a page, the values of their attributes, and the scripts."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.values: list[str] = []
+        self.scripts: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.values += [value for _, value in attrs if value]
+
+    def handle_data(self, data: str) -> None:
+        if self.tags and self.tags[-1] == "script" and data.strip():
+            self.scripts.append(data)
+
+
+def test_names_cannot_become_markup(browser, hostile_page):
+    browser.open(hostile_page)
     browser.click("#leaderboard tbody:not([hidden]) .expand")
     assert browser.script("return window.hacked") is None
     assert browser.script('return document.querySelectorAll("img").length') == 0

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from sklearn.base import clone
 
+from lm_eval_proca.calibration.base import Calibrator
 from lm_eval_proca.experiments.analyses.observations import prompt_of
 from lm_eval_proca.experiments.recalibration import accuracy_of
 from lm_eval_proca.fitting import fit
 from lm_eval_proca.score_table import ScoreTable
 from lm_eval_proca.statistics import Observation
-
-if TYPE_CHECKING:
-    from lm_eval_proca.calibration.base import Calibrator
 
 SELECTIONS = ("likelihood", "assignment")
 """Table 3: which of the restarts is kept."""

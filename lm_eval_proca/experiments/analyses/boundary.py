@@ -7,40 +7,38 @@ conventional boundary is 0.5; a calibrator's boundary lies wherever its predicti
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.special import expit, log_expit
 
+from lm_eval_proca.calibration.base import Calibrator
 from lm_eval_proca.experiments.analyses.observations import prompt_of
 from lm_eval_proca.experiments.recalibration import accuracy_of
 from lm_eval_proca.fitting import RAW, fit, fit_all
 from lm_eval_proca.score_table import ScoreTable
 from lm_eval_proca.statistics import Observation, accuracy
 
-if TYPE_CHECKING:
-    from lm_eval_proca.calibration.base import Calibrator
-
 CONVENTIONAL = 0.5
 NUMBER_OF_THRESHOLDS = 41
+STEPS = 4000
 
 
-def positive_log_odds(table: ScoreTable, role: str = "eval") -> np.ndarray:
-    """log P(positive) / P(negative) of each row."""
-    scores = table.scores_of(role)
+def positive_log_odds(table: ScoreTable) -> np.ndarray:
+    """log P(positive) / P(negative) of each evaluation row."""
+    scores = table.scores_of("eval")
     return scores[:, 1] - scores[:, 0]
 
 
-def decision_boundaries(calibrator: Calibrator, low: float, high: float, *, steps: int = 4000) -> list[float]:
-    """Every P(positive) between two log-odds at which the prediction of a fitted calibrator changes.
+def decision_boundaries(calibrator: Calibrator, log_odds: np.ndarray) -> list[float]:
+    """Every P(positive) within the range of some log-odds at which the prediction of a fitted calibrator changes.
 
     Two Gaussians of unequal width meet twice, so ProCa may have two.
     """
 
-    def predict(log_odds: np.ndarray) -> np.ndarray:
-        return calibrator.predict(np.column_stack([log_expit(-log_odds), log_expit(log_odds)]))
+    def predict(odds: np.ndarray) -> np.ndarray:
+        return calibrator.predict(np.column_stack([log_expit(-odds), log_expit(odds)]))
 
-    line = np.linspace(low, high, steps)
+    line = np.linspace(log_odds.min(), log_odds.max(), STEPS)
     predicted = predict(line)
     changes = np.flatnonzero(predicted[1:] != predicted[:-1])
     left, right, before = line[changes], line[changes + 1], predicted[changes]
@@ -48,7 +46,7 @@ def decision_boundaries(calibrator: Calibrator, low: float, high: float, *, step
         middle = (left + right) / 2
         same = predict(middle) == before if len(middle) else np.zeros(0, dtype=bool)
         left, right = np.where(same, middle, left), np.where(same, right, middle)
-    return [float(p) for p in expit((left + right) / 2)]
+    return expit((left + right) / 2).tolist()
 
 
 def compare_boundaries(tables: Sequence[ScoreTable], calibrators: Mapping[str, Calibrator]) -> list[Observation]:
@@ -59,7 +57,7 @@ def compare_boundaries(tables: Sequence[ScoreTable], calibrators: Mapping[str, C
         common = prompt_of(table)
         observed.append({**common, "calibrator": RAW, "boundaries": [CONVENTIONAL], "accuracy": accuracy_of(table)})
         for name, one in fit_all(table, calibrators)[0].items():
-            found = decision_boundaries(one.calibrator, float(odds.min()), float(odds.max()))
+            found = decision_boundaries(one.calibrator, odds)
             observed.append({**common, "calibrator": name, "boundaries": found, "accuracy": accuracy_of(table, one)})
     return observed
 
@@ -76,35 +74,32 @@ def score_clouds(tables: Sequence[ScoreTable]) -> list[Observation]:
     return observed
 
 
-def accuracy_over_thresholds(
-    tables: Sequence[ScoreTable], calibrators: Mapping[str, Calibrator], thresholds: Sequence[float] | None = None
-) -> list[Observation]:
+def accuracy_over_thresholds(tables: Sequence[ScoreTable], calibrators: Mapping[str, Calibrator]) -> list[Observation]:
     """Figure 3: accuracy when a row is positive if P(positive) exceeds the threshold, for a grid of thresholds.
 
-    By default 41 thresholds, evenly spaced in log-odds over the scores of all tables (but for the most extreme of a
-    hundred), with 0.5 in the middle. Every row also says which threshold of *all* would have been best (the
-    supervised ceiling, which needs labels), and what ProCa reaches without labels.
+    There are 41, evenly spaced in log-odds over the scores of all tables (but for the most extreme of a hundred), with
+    0.5 in the middle. Every row also says which threshold of *all* would have been best (the supervised ceiling, which
+    needs labels), and what ProCa reaches without labels.
     """
     observed: list[Observation] = []
-    if thresholds is None:
-        reach = max(float(np.quantile(np.abs(positive_log_odds(table)), 0.99)) for table in tables)
-        thresholds = expit(np.linspace(-reach, reach, NUMBER_OF_THRESHOLDS)).tolist()
+    reach = max(np.quantile(np.abs(positive_log_odds(table)), 0.99) for table in tables)
+    thresholds = expit(np.linspace(-reach, reach, NUMBER_OF_THRESHOLDS)).tolist()
     for table in tables:
-        probability, positive = expit(positive_log_odds(table)), table.gold_of("eval") == 1
+        odds, positive = positive_log_odds(table), table.gold_of("eval") == 1
+        probability = expit(odds)
         best_threshold, best_accuracy = best_possible_threshold(probability, positive)
         fitted = fit(calibrators["proca"], table)
-        odds = positive_log_odds(table)
         common = {
             **prompt_of(table),
             "conventional_accuracy": accuracy_of(table),
             "best_threshold": best_threshold,
             "best_accuracy": best_accuracy,
-            "proca_boundaries": decision_boundaries(fitted.calibrator, float(odds.min()), float(odds.max())),
+            "proca_boundaries": decision_boundaries(fitted.calibrator, odds),
             "proca_accuracy": accuracy_of(table, fitted),
         }
         for threshold in thresholds:
             right = accuracy(positive, probability > threshold)
-            observed.append({**common, "threshold": float(threshold), "accuracy": right})
+            observed.append({**common, "threshold": threshold, "accuracy": right})
     return observed
 
 

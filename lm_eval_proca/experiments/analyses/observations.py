@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePath
+from typing import Any
 
 from lm_eval_proca.score_table import ScoreTable
 from lm_eval_proca.statistics import Observation
@@ -22,6 +23,12 @@ def prompt_of(table: ScoreTable) -> Observation:
         "seed": metadata.get("seed"),
         "eval_rows": int((table.role == "eval").sum()),
     }
+
+
+def observe(table: ScoreTable, accuracies: Mapping[str, float], **conditions: Any) -> list[Observation]:
+    """One observation per method, with what else is known about it."""
+    run = {**prompt_of(table), **conditions}
+    return [{**run, "calibrator": name, "accuracy": accuracy} for name, accuracy in accuracies.items()]
 
 
 def only(*columns: str) -> Callable[[Sequence[Observation]], list[Observation]]:

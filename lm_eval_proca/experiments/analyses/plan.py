@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from itertools import product
 
-from lm_eval_proca.experiments.cell import Cell
+from lm_eval_proca.experiments.cell import Cell, GivenSettings
 
 SEEDS = (0, 1, 2, 3, 4)
 """The paper averages over five prompts."""
@@ -22,15 +22,18 @@ class Plan:
     tasks: tuple[str, ...]
     shots: tuple[int, ...] = (4,)
     seeds: tuple[int, ...] = SEEDS
-    settings: tuple[tuple[str, Any], ...] = ()
+    settings: GivenSettings = ()
 
     def cells(self, limit: int | None = None) -> list[Cell]:
         return [
-            Cell(task, num_fewshot=shots, seed=seed, limit=limit, settings=self.settings)
-            for task in self.tasks
-            for shots in self.shots
-            for seed in self.seeds
+            Cell(task, shots, seed, limit, (*self.settings, *varied))
+            for task, shots, seed in product(self.tasks, self.shots, self.seeds)
+            for varied in self._variations(shots)
         ]
+
+    def _variations(self, shots: int) -> list[GivenSettings]:
+        """Further settings, a cell for each."""
+        return [()]
 
 
 @dataclass(frozen=True)
@@ -39,15 +42,10 @@ class ProportionPlan(Plan):
 
     orders: int = ORDERS
 
-    def cells(self, limit: int | None = None) -> list[Cell]:
+    def _variations(self, shots: int) -> list[GivenSettings]:
         return [
-            Cell(task, num_fewshot=shots, seed=seed, limit=limit, settings=(*self.settings, *varied))
-            for task in self.tasks
-            for shots in self.shots
-            for seed in self.seeds
-            for positives in range(shots + 1)
-            for order in range(self.orders)
-            for varied in [(("demonstration_counts", f"{shots - positives}/{positives}"), ("order_seed", order))]
+            (("demonstration_counts", f"{shots - positives}/{positives}"), ("order_seed", order))
+            for positives, order in product(range(shots + 1), range(self.orders))
         ]
 
 

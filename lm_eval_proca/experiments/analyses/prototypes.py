@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from scipy.special import log_softmax
@@ -12,15 +12,13 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
+from lm_eval_proca.calibration.base import Calibrator
 from lm_eval_proca.calibration.representation import principal_components, unit_scale
-from lm_eval_proca.experiments.analyses.observations import prompt_of
-from lm_eval_proca.experiments.recalibration import RAW, accuracy_of
-from lm_eval_proca.fitting import fit_all
+from lm_eval_proca.experiments.analyses.observations import observe, prompt_of
+from lm_eval_proca.experiments.recalibration import accuracy_of
+from lm_eval_proca.fitting import RAW, fit_all
 from lm_eval_proca.score_table import ScoreTable
 from lm_eval_proca.statistics import Observation, mean, mean_by, mean_interval, rank_correlation
-
-if TYPE_CHECKING:
-    from lm_eval_proca.calibration.base import Calibrator
 
 SUPERVISED_SCORES, SUPERVISED_STATES = "labels_on_scores", "labels_on_states"
 """Logistic regressions with the labels of all estimate rows: what calibrators do without."""
@@ -32,16 +30,14 @@ def prototypes(tables: Sequence[ScoreTable], calibrators: Mapping[str, Calibrato
     """Accuracy of every method on every table; calibrators that estimate their accuracy say that too."""
     observed: list[Observation] = []
     for table in tables:
-        run = prompt_of(table)
-        observed.append({**run, "calibrator": RAW, "accuracy": accuracy_of(table), "estimated": None})
-        for name, one in fit_all(table, calibrators)[0].items():
-            estimated = getattr(one.calibrator, "estimated_accuracy_", None)
-            observed.append({**run, "calibrator": name, "accuracy": accuracy_of(table, one), "estimated": estimated})
+        fits, _ = fit_all(table, calibrators)
+        found = {RAW: accuracy_of(table)} | {name: accuracy_of(table, one) for name, one in fits.items()}
         for name, features in _supervised_features(table).items():
             model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=2000))
             model.fit(features["estimate"], table.gold_of("estimate"))
-            right = float(model.score(features["eval"], table.gold_of("eval")))
-            observed.append({**run, "calibrator": name, "accuracy": right, "estimated": None})
+            found[name] = float(model.score(features["eval"], table.gold_of("eval")))
+        estimated = {name: getattr(one.calibrator, "estimated_accuracy_", None) for name, one in fits.items()}
+        observed += [{**one, "estimated": estimated.get(one["calibrator"])} for one in observe(table, found)]
     return observed
 
 

@@ -23,11 +23,10 @@ def escape(text: str) -> str:
 
 
 def _table(table: Table) -> str:
-    numeric = [any(row[k].number for row in table.rows) for k in range(len(table.columns))]
     lines = [
         r"\begin{table}\small\centering",
         rf"\caption{{{escape(table.title)}. {escape(table.caption)}}}",
-        rf"\begin{{tabular}}{{{''.join('r' if is_number else 'l' for is_number in numeric)}}}",
+        rf"\begin{{tabular}}{{{''.join('r' if is_number else 'l' for is_number in table.numeric)}}}",
         r"\toprule",
         " & ".join(escape(name) for name in table.columns) + r" \\",
         r"\midrule",

@@ -12,8 +12,7 @@ from lm_eval_proca.report.tables import Entry, all_tables, caption_once
 def render(report: Report) -> str:
     parts = []
     for table, caption in caption_once(all_tables(report)):
-        numeric = [any(row[k].number for row in table.rows) for k in range(len(table.columns))]
-        lines = [_row([escape(name) for name in table.columns]), _row(["---:" if n else ":---" for n in numeric])]
+        lines = [_row([escape(name) for name in table.columns]), _row(["---:" if n else ":---" for n in table.numeric])]
         lines += [_row([_entry(entry) for entry in row]) for row in table.rows]
         parts += [f"### {escape(table.title)}", "\n".join(lines), *([escape(caption)] if caption else [])]
     if report.notices:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import csv
-import io
-
 from lm_eval_proca.report.comparison import Report
 from lm_eval_proca.report.leaderboard import Comparison, Standing
+from lm_eval_proca.report.tabular import csv_text
 
 COLUMNS = (
     "model", "shots", "method", "dataset", "accuracy", "sd", "seeds", "best", "in_average", "gain", "p_value", "p_holm",
@@ -17,9 +15,7 @@ AVERAGE = "average"
 
 def render(report: Report) -> str:
     """Accuracies are fractions, as in lm-eval; empty means missing; `gain` and the p-values are against raw."""
-    target = io.StringIO()
-    writer = csv.DictWriter(target, COLUMNS, lineterminator="\n")
-    writer.writeheader()
+    lines: list[dict[str, object]] = []
     standings = {(board.shots, one.model, one.method): one for board in report.leaderboards for one in board.standings}
     for block in report.blocks:
         for method in block.methods:
@@ -32,9 +28,9 @@ def render(report: Report) -> str:
                 if found is not None:
                     line |= {"accuracy": found.mean, "sd": found.sd, "seeds": len(found.by_seed)}
                     line |= {"best": int(method in block.best(dataset)), **_gain(against_raw.get(dataset))}
-                writer.writerow(line)
-            writer.writerow({**common, **_average(standing, best=method in block.best(None))})
-    return target.getvalue()
+                lines.append(line)
+            lines.append({**common, **_average(standing, best=method in block.best(None))})
+    return csv_text(lines, COLUMNS)
 
 
 def _gain(comparison: Comparison | None) -> dict[str, float | None]:

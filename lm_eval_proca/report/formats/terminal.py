@@ -25,8 +25,7 @@ def render(report: Report, width: int | None = None, color: bool = False) -> str
         drawn = RichTable(
             title=Text(table.title, style="bold"), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False
         )
-        numeric = [any(row[k].number for row in table.rows) for k in range(len(table.columns))]
-        for name, is_number in zip(table.columns, numeric, strict=True):
+        for name, is_number in zip(table.columns, table.numeric, strict=True):
             drawn.add_column(Text(name), justify="right" if is_number else "left", overflow="fold")
         for row in table.rows:
             drawn.add_row(*(_text(entry, color) for entry in row))
