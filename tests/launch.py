@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-SECONDS = 400.0  # generous: machines are slow and shared, and only a hang may fail
+SECONDS = 1200.0  # generous: machines are slow and shared, and only a hang may fail
 
 
 def launchers(*, nodes: int = 1, processes: int = 1) -> list[list[str]]:
