@@ -23,7 +23,7 @@ LAYERS = (
     ("fitting",),
     ("score_table",),
     ("calibration",),
-    ("statistics", "identity", "run_files"),
+    ("statistics", "identity", "run_files", "collective"),
     ("files", "errors"),
 )
 """A folder or module may import what stands below it. A new one gets its place here."""

@@ -8,6 +8,8 @@ import threading
 from datetime import timedelta
 from typing import TypeVar
 
+from lm_eval_proca.collective import collective
+
 T = TypeVar("T")
 
 GRACE_SECONDS = 120.0
@@ -56,7 +58,8 @@ class Ranks:
         if problem is not None:
             watchdog.start()
         problems: list[T | None] = [None] * torch.distributed.get_world_size()
-        torch.distributed.all_gather_object(problems, problem, group=self._group)
+        with collective():
+            torch.distributed.all_gather_object(problems, problem, group=self._group)
         watchdog.cancel()
         return next((found for found in problems if found is not None), None)
 

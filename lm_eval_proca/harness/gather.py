@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from lm_eval_proca.collective import collective
 from lm_eval_proca.errors import ProcaError
 
 T = TypeVar("T")
@@ -36,7 +37,8 @@ def gather(value: T) -> list[T]:
     if group is None:
         return [value]
     values: list[Any] = [None] * group.get_world_size()
-    group.all_gather_object(values, value)
+    with collective():
+        group.all_gather_object(values, value)
     return values
 
 
@@ -53,7 +55,8 @@ def compute_once(compute: Callable[[], T]) -> T:
             outcome[1] = error
         except Exception as error:  # the other ranks wait in the broadcast below: they must hear of it
             outcome[1] = ProcaError(f"The first process failed with {type(error).__name__}: {error}")
-    group.broadcast_object_list(outcome, src=0)
+    with collective():
+        group.broadcast_object_list(outcome, src=0)
     if outcome[1] is not None:
         raise outcome[1]
     return outcome[0]

@@ -24,15 +24,19 @@ logger = logging.getLogger("lm_eval.proca")  # below lm-eval's own logger, the o
 
 
 def check_scores_dir(task: str, folder: str | None) -> None:
-    """Tell a folder that cannot be one before scores are paid for."""
-    if folder is not None:
+    """Tell a folder that cannot be one before scores are paid for; only the process that will write makes it."""
+
+    def make() -> None:
         try:
-            Path(folder).expanduser().mkdir(parents=True, exist_ok=True)
+            Path(str(folder)).expanduser().mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise TaskError(
                 f"{task}: proca.scores_dir={folder} cannot be a folder for score tables ({error.strerror}); name "
                 f"another one."
             ) from error
+
+    if folder is not None:
+        compute_once(make)
 
 
 def fit_scores(

@@ -31,6 +31,7 @@ from lm_eval.models.huggingface import HFLM
 from tqdm import tqdm
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
+from lm_eval_proca.collective import collective
 from lm_eval_proca.errors import ModelError
 from lm_eval_proca.models.hidden_states import HiddenStates, Layer
 from lm_eval_proca.models.prefix_tree import Answer, Group, Limits, Pass, Request, plan
@@ -140,12 +141,14 @@ class SharedPrefixLM(HFLM):
             return tensor
         tensor = torch.atleast_1d(tensor).contiguous()
         parts = [torch.empty_like(tensor) for _ in range(self.world_size)]
-        dist.all_gather(parts, tensor)
+        with collective():
+            dist.all_gather(parts, tensor)
         return torch.cat(parts)
 
     def barrier(self) -> None:
         if self.world_size > 1:
-            dist.barrier()
+            with collective():
+                dist.barrier()
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
         if add_special_tokens is None and not kwargs:

@@ -166,6 +166,15 @@ def test_the_limit_is_kept_and_told(sst2, model: Model, tmp_path: Path):
     assert "500 were wanted: raise --most" in summary(done, "x.jsonl")
 
 
+def test_a_node_with_a_disk_of_its_own_gets_the_file(model: Model, data_dir: Path, tmp_path: Path, monkeypatch):
+    read = []
+    monkeypatch.setattr(generation, "compute_once", lambda compute: b"what the first process, elsewhere, has written\n")
+    monkeypatch.setattr(generation, "evaluate_cell", lambda cell, *_: read.append(dict(cell.settings)["estimate_file"]))
+    cell = Cell("proca_sst2", 0, 0, settings=(("data_dir", data_dir), ("estimate_size", 30)), generated=True)
+    generation.evaluate_generating(cell, model, tmp_path / "runs" / ".unfinished-cell")
+    assert [Path(file).read_text() for file in read] == ["what the first process, elsewhere, has written\n"]
+
+
 TWO_FIELDS = """
 class: !function lm_eval_proca.CalibratedTask
 task: two_fields

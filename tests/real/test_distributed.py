@@ -6,8 +6,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -15,6 +13,7 @@ import numpy as np
 import pytest
 
 from lm_eval_proca.score_table import ScoreTable
+from tests.launch import launchers, started, wait_until
 from tests.real.conftest import command, environment, results_in
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
@@ -22,26 +21,33 @@ pytestmark = [pytest.mark.real, pytest.mark.slow]
 FILTERS = ("none", "bc", "conca", "proca", "proca_a", "proca_h")
 
 
-def small_run(lm_eval_cli, folder: Path, *, batch_size: int = 1, shots: int = 2, **where) -> tuple[dict, ScoreTable]:
-    done = lm_eval_cli(
+def small_options(folder: Path, batch_size: int = 1, shots: int = 2) -> list[str]:
+    return [
         *("--tasks", "proca_sst2", "--limit", "31", "--num_fewshot", str(shots), "--seed", "1"),
-        "--batch_size",
-        str(batch_size),
-        "--metadata",
-        f"proca.estimate_size=40,proca.scores_dir={folder / 'scores'}",
-        "--output_path",
-        str(folder / "results"),
-        "--log_samples",
-        **where,
-    )
+        *("--batch_size", str(batch_size), "--output_path", str(folder / "results"), "--log_samples"),
+        *("--metadata", f"proca.estimate_size=40,proca.scores_dir={folder / 'scores'}"),
+    ]
+
+
+def small_run(lm_eval_cli, folder: Path, *, batch_size: int = 1, shots: int = 2, **where) -> tuple[dict, ScoreTable]:
+    done = lm_eval_cli(*small_options(folder, batch_size, shots), **where)
     assert done.returncode == 0, done.stderr[-3000:]
-    (file,) = (folder / "scores").glob("*.parquet")
+    return written_to(folder)
+
+
+def written_to(folder: Path) -> tuple[dict, ScoreTable]:
+    (file,) = (folder / "scores").iterdir()
     return results_in(folder / "results"), ScoreTable.load(file)
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory):
     return lambda name: tmp_path_factory.mktemp(name)
+
+
+@pytest.fixture(scope="module")
+def alone(lm_eval_cli, folders) -> tuple[dict, ScoreTable]:
+    return small_run(lm_eval_cli, folders("one"))
 
 
 def accuracies(results: dict) -> dict[str, float]:
@@ -52,28 +58,60 @@ def assignment(results: dict) -> list[int]:
     return results["configs"]["proca_sst2"]["metadata"]["proca"]["fits"]["proca"]["assignment"]
 
 
-def test_one_two_and_three_processes_agree(lm_eval_cli, folders):
-    one, table = small_run(lm_eval_cli, folders("one"))
+def check_same(folder: Path, alone: tuple[dict, ScoreTable]) -> None:
+    """What many processes have written is what one process writes, every document once."""
+    (one, table), (many, gathered) = alone, written_to(folder)
+    assert accuracies(many) == accuracies(one)
+    assert assignment(many) == assignment(one)
+    assert np.array_equal(gathered.role, table.role)
+    assert np.array_equal(gathered.index, table.index)
+    # One document per pass and one thread: the same bits on the machines we know. The pass that encodes the prefix
+    # reads a document of its own shard, so only rounding is promised.
+    assert np.abs(gathered.scores - table.scores).max() <= 1e-5
+    documents = Counter(zip(gathered.role.tolist(), gathered.index.tolist(), strict=True))
+    assert set(documents.values()) == {1}
+    assert len(documents) == 31 + 40 + 3
+    (samples,) = folder.rglob("samples_*.jsonl")
+    logged = Counter((row["filter"], row["doc_id"]) for row in map(json.loads, samples.read_text().splitlines()))
+    assert set(logged.values()) == {1}
+    assert len(logged) == 31 * len(FILTERS)
+
+
+def test_one_two_and_three_processes_agree(lm_eval_cli, folders, alone):
     for processes in (2, 3):
         folder = folders(f"on{processes}")
-        many, gathered = small_run(lm_eval_cli, folder, processes=processes)
-        assert accuracies(many) == accuracies(one)
-        assert assignment(many) == assignment(one)
-        assert np.array_equal(gathered.role, table.role)
-        assert np.array_equal(gathered.index, table.index)
-        # One document per pass and one thread: the same bits on the machines we know. The pass that encodes the prefix
-        # reads a document of its own shard, so only rounding is promised.
-        assert np.abs(gathered.scores - table.scores).max() <= 1e-5
-        documents = Counter(zip(gathered.role.tolist(), gathered.index.tolist(), strict=True))
-        assert set(documents.values()) == {1}
-        assert len(documents) == 31 + 40 + 3
-        (samples,) = folder.rglob("samples_*.jsonl")
-        logged = Counter((row["filter"], row["doc_id"]) for row in map(json.loads, samples.read_text().splitlines()))
-        assert set(logged.values()) == {1}
-        assert len(logged) == 31 * len(FILTERS)
+        small_run(lm_eval_cli, folder, processes=processes)
+        check_same(folder, alone)
 
     _, batched = small_run(lm_eval_cli, folders("batched"), processes=2, batch_size=16)
-    assert np.abs(batched.scores - table.scores).max() <= 1e-4
+    assert np.abs(batched.scores - alone[1].scores).max() <= 1e-4
+
+
+def test_two_nodes_agree_with_one_process_also_after_one_was_lost(
+    smollm2: Path, real_data: Path, lm_eval_project: Path, folders, alone
+):
+    """Two processes on each node. Every node has a disk of its own, and the first process is the only writer."""
+    disks = [folders("first_node"), folders("second_node")]
+
+    def two_nodes():
+        begin = launchers(nodes=2, processes=2)
+        commands = [command(one, smollm2, *small_options(disk)) for one, disk in zip(begin, disks, strict=True)]
+        return started(commands, environment(real_data, lm_eval_project), folders("logs"))
+
+    with two_nodes() as (first, second):
+        wait_until(lambda: first.said("about to score"), (first, second))
+        ranks = first.workers()
+        assert len(ranks) == 2
+        second.kill()
+        assert first.end() != 0
+        assert first.said("another process of this run has ended"), first.log.read_text()[-3000:]
+    assert not [pid for pid in ranks if Path(f"/proc/{pid}").exists()]
+    assert not [file for disk in disks for file in disk.rglob("*") if file.is_file()]
+
+    with two_nodes() as nodes:
+        assert [node.end() for node in nodes] == [0, 0], nodes[0].log.read_text()[-3000:]
+    check_same(disks[0], alone)
+    assert not list(disks[1].iterdir())
 
 
 def test_a_world_where_every_process_holds_all_documents(lm_eval_cli, folders):
@@ -117,35 +155,14 @@ def test_killing_one_rank_ends_the_run(smollm2: Path, real_data: Path, lm_eval_p
         "--log_samples",
     ]
     arguments += ["--metadata", f"proca.scores_dir={tmp_path / 'scores'}"]
-    log = tmp_path / "log"
-    with log.open("w") as stream:
-        launched = subprocess.Popen(
-            command(smollm2, *arguments, processes=2),
-            env=environment(real_data, lm_eval_project),
-            stderr=stream,
-            stdout=stream,
-        )
-        try:
-            wait_for(lambda: "Running loglikelihood requests" in log.read_text(), launched)
-            ranks = children_of(launched.pid)
-            assert len(ranks) == 2
-            os.kill(max(ranks), signal.SIGKILL)
-            assert launched.wait(timeout=120) != 0
-        finally:
-            launched.kill()
+    (launcher,) = launchers(processes=2)
+    run = command(launcher, smollm2, *arguments)
+    with started([run], environment(real_data, lm_eval_project), tmp_path / "logs") as (launched,):
+        wait_until(lambda: launched.said("Running loglikelihood requests"), [launched])
+        ranks = launched.workers()
+        assert len(ranks) == 2
+        os.kill(max(ranks), signal.SIGKILL)
+        assert launched.end() != 0
     assert not list(tmp_path.rglob("results_*.json"))
     assert not list((tmp_path / "scores").rglob("*")) if (tmp_path / "scores").exists() else True
     assert not [pid for pid in ranks if Path(f"/proc/{pid}").exists()]
-
-
-def wait_for(happened, process: subprocess.Popen, seconds: float = 180) -> None:
-    end = time.monotonic() + seconds
-    while not happened():
-        assert process.poll() is None, "the run ended before it could be disturbed"
-        assert time.monotonic() < end
-        time.sleep(0.2)
-
-
-def children_of(pid: int) -> list[int]:
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
