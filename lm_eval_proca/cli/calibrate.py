@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 HELP = "calibrate finished runs from their scores: output folders of lm_eval, sample logs, or score tables"
 HEADINGS = {"accuracy": "accuracy", "macro_f1": "macro-F1", "brier": "Brier", "calibration_error": "calibration error"}
+ESTIMATED = "own estimate"
+"""Of its accuracy, which a fit makes without labels."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -161,13 +163,21 @@ def _notes(table: ScoreTable, measured: Sequence[Measured], failures: Mapping[st
             f"is calibrated by a fit that has not seen it."
         )
     notes += in_words(failures)
+    for row in measured:
+        notes += [f"{row.name}: {warning}" for warning in _report(row).get("warnings", ())]
     if table.metadata.get("labels_are_positions"):
         notes.append("the choices differ from document to document, so what is calibrated is their position.")
     return notes
 
 
 def _printed(row: Measured) -> dict[str, str]:
-    return {"calibrator": row.name, **{HEADINGS[name]: _number(measure) for name, measure in row.measures.items()}}
+    numbers = {HEADINGS[name]: _number(measure) for name, measure in row.measures.items()}
+    estimated = _report(row).get("estimated_accuracy")
+    return {"calibrator": row.name, **numbers, ESTIMATED: "" if estimated is None else f"{estimated:.4f}"}
+
+
+def _report(row: Measured) -> dict[str, Any]:
+    return {} if row.fit is None else row.fit.calibrator.fit_report()
 
 
 def _label_rows(table: ScoreTable, measured: Sequence[Measured]) -> list[dict[str, Any]]:
@@ -216,5 +226,5 @@ def _row(file: str, table: ScoreTable, row: Measured) -> dict[str, Any]:
         **numbers,
         "recall_sd": row.bias.recall_sd,
         "bias": {"labels": table.labels, **row.bias._asdict()},
-        "fit": None if row.fit is None else row.fit.calibrator.fit_report(),
+        "fit": _report(row) or None,
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,9 @@ from lm_eval_proca.report.datasets import Dataset, Measurement, measurements_of
 from lm_eval_proca.report.leaderboard import Comparison, Leaderboard, Standing, Tally, leaderboard
 from lm_eval_proca.report.preferences import Preference, preferences_of
 from lm_eval_proca.report.results import Notice, Run, read_results, short_model_names
+
+NAMED_FITS = 3
+"""So many doubtful fits of a method are named in a notice; the results files have all."""
 
 
 @dataclass(frozen=True)
@@ -85,11 +88,30 @@ def compare(
         leaderboard([block for block in blocks if block.shots == shots], answers)
         for shots in sorted({block.shots for block in blocks})
     ]
-    notices = [*known.notices, *results.notices, *answers.notices(), *about_columns, *about_gaps]
+    about_fits = list(_about_fits(measurements))
+    notices = [*known.notices, *results.notices, *answers.notices(), *about_columns, *about_gaps, *about_fits]
     names = {name: full for full, name in short.items()}
     preferences = preferences_of(measurements)
     preferences.sort(key=lambda one: (one.tasks, one.labels, one.shots, one.model, method_order(one.method)))
     return Report(blocks, boards, notices, names, preferences)
+
+
+def _about_fits(measurements: Iterable[Measurement]) -> Iterator[Notice]:
+    """What fits said against themselves: a sentence per method, with its first few cases."""
+    of_method: dict[str, list[Measurement]] = {}
+    for one in measurements:
+        of_method.setdefault(one.method, []).append(one)
+    for method in sorted(of_method, key=method_order):
+        warned = [one for one in of_method[method] if one.filter_name in one.run.warnings]
+        cases = [
+            f"{one.run.model} on {one.run.task}, {one.run.shots} shots, seed {one.run.seed}: "
+            f"{' '.join(one.run.warnings[one.filter_name])}"
+            for one in warned[:NAMED_FITS]
+        ]
+        if warned:
+            more = f" And {len(warned) - NAMED_FITS} more." if len(warned) > NAMED_FITS else ""
+            text = f"{method} warns of {len(warned)} of {len(of_method[method])} fits. {' '.join(cases)}{more}"
+            yield Notice("fit", text)
 
 
 class _Answers:

@@ -65,6 +65,8 @@ class Run:
     """What the tables call each filter."""
     parameters: Mapping[str, str]
     label_counts: Mapping[str, LabelCounts]
+    warnings: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """What each fit said against itself, by filter."""
     members: tuple[str, ...] = ()
     """The tasks of a group, whose average this is."""
 
@@ -203,9 +205,15 @@ def _runs_of(file: Path, document: Any) -> tuple[list[Run], list[str]]:
                 methods={name: _method_name(name, task_config, generated) for name in accuracy},
                 parameters={name: _parameters(name, task_config) for name in accuracy if name != RAW},
                 label_counts=read_label_counts(proca, accuracy),
+                warnings=_warnings(_mapping(proca, "fits"), accuracy),
             )
         )
     return runs, without_calibration
+
+
+def _warnings(fits: Mapping[str, Any], filters: Iterable[str]) -> dict[str, list[str]]:
+    said = {name: _mapping(fits, name).get("warnings") for name in filters}
+    return {name: [_printable(one) for one in some] for name, some in said.items() if some and isinstance(some, list)}
 
 
 def _with_groups(document: Mapping[str, Any], runs: Sequence[Run]) -> list[Run]:
@@ -243,6 +251,7 @@ def _group_run(group: str, members: Sequence[Run], accuracy: Mapping[str, float]
         prompt_hash=digest([run.prompt_hash for run in members]),
         estimate_hash=digest([run.estimate_hash for run in members]),
         label_counts=add_label_counts([run.label_counts for run in members]),
+        warnings={},
         members=tuple(run.task for run in members),
     )
 

@@ -6,8 +6,10 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from lm_eval_proca import PrototypicalCalibrator, load_calibrator
@@ -67,6 +69,18 @@ def test_what_is_printed_says_where_the_numbers_come_from(table_file: Path, caps
     assert str(table_file) in printed
     assert re.search(r"calibrator +accuracy +macro-F1 +Brier +calibration error", printed)
     assert "note:" not in printed
+
+
+def test_what_a_fit_says_of_itself_is_printed(capsys: Output, tmp_path: Path) -> None:
+    table = made_table(hidden=True, separation=0.0)
+    noise = {layer: np.random.default_rng(0).normal(size=(len(table.role), 16)) for layer in table.representations}
+    replace(table, representations=noise).save(tmp_path / "noise.parquet")
+    assert main(["calibrate", str(tmp_path / "noise.parquet"), "--calibrators", "bc,proca_h"]) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"^calibrator .* own estimate$", printed, re.MULTILINE)
+    assert re.search(r"^proca_h .*\] +0\.\d{4}$", printed, re.MULTILINE)
+    assert re.search(r"^bc .*\]$", printed, re.MULTILINE)
+    assert "note: proca_h: " in printed
 
 
 def test_chosen_calibrators_with_chosen_parameters(table_file: Path, capsys: Output, tmp_path: Path) -> None:

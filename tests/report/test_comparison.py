@@ -388,3 +388,14 @@ def test_a_record_of_labels_that_is_not_ours_is_no_preference(bias: object) -> N
     record = {"labels": ["A", "B"], "eval_rows": 10, "bias": bias}
     assert read_label_counts(record, ["none"]) == {}
     assert read_label_counts({}, ["none"]) == {}
+
+
+def test_what_fits_say_against_themselves_is_a_notice(write_result, tmp_path):
+    doubt = "Two labels lie 0.40 standard deviations apart, too close to tell them apart."
+    for seed in range(5):
+        fits = {"bc": {"warnings": []}, "proca": {"warnings": [doubt] if seed else []}}
+        write_result(accuracy={"none": 0.5, "bc": 0.6, "proca": 0.7}, seed=seed, fits=fits)
+    (text,) = notices(compare([tmp_path / "results"]), "fit")
+    assert text.startswith("proca warns of 4 of 5 fits. org/model on proca_sst2, 4 shots, seed 1: " + doubt)
+    assert text.count(doubt) == 3
+    assert text.endswith("And 1 more.")
