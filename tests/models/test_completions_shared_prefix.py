@@ -27,7 +27,7 @@ from .test_shared_prefix import instances, task
 
 pytest.importorskip("tenacity", reason="lm-eval's API models need `pip install 'lm-eval[api]'`")
 
-LABELS = [" Positive", " Negative", " Very good"]
+LABELS = [" Positive", " Negative", " Negative Positive"]  # one, one and two tokens
 
 
 class Server(ThreadingHTTPServer):
@@ -59,6 +59,7 @@ class Handler(BaseHTTPRequestHandler):
     def answer(self, body: dict[str, Any], status: int = 200) -> None:
         content = json.dumps(body).encode()
         self.send_response(status)
+        self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)

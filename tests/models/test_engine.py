@@ -87,7 +87,7 @@ def test_one_prompt_for_a_document_with_labels_of_one_token(stock: HFLM) -> None
 
 
 def test_the_first_requests_are_checked_against_stock(stock: HFLM) -> None:
-    model, requests = ours(stock), task(6, [" Positive", " Very good", " Negative"])
+    model, requests = ours(stock), task(6, [" Positive", " Negative Positive", " Negative"])
     model.loglikelihood(requests, disable_tqdm=True)
     first, longest, last = requests[0], requests[1], requests[-1]
     assert [text for text, _, _ in model.scored_by_stock] == [first.args, longest.args, last.args]

@@ -1,0 +1,91 @@
+"""local-completions-shared-prefix against stock local-completions and hf, with a real `vllm serve` on loopback."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+
+from benchmarks.engines import FOLDER
+from benchmarks.prompts import Prompts
+from benchmarks.scoring import accuracy
+from lm_eval_proca.errors import ModelError
+
+from .comparison import assert_same
+
+
+def connect(kind: str, url: str, **options: Any) -> Any:
+    from lm_eval.api.registry import get_model
+
+    options = {"model": "smollm2", "tokenizer": str(FOLDER), "tokenizer_backend": "huggingface", **options}
+    return get_model(kind)(base_url=url, num_concurrent=2, **options)
+
+
+def engine_requests(url: str) -> float:
+    """Finished requests, as the server itself counts them."""
+    text = requests.get(url.replace("/v1/completions", "/metrics"), timeout=30).text
+    return sum(float(value) for value in re.findall(r"^vllm:request_success_total\{.*\} (\S+)$", text, re.MULTILINE))
+
+
+@pytest.mark.parametrize("task", ["sst2", "dbpedia"])
+def test_scores_are_those_of_stock_and_hf(server: str, hf: Any, task: str, request: pytest.FixtureRequest) -> None:
+    prompts: Prompts = request.getfixturevalue(task)
+    ours = connect("local-completions-shared-prefix", server).loglikelihood(prompts.requests, disable_tqdm=True)
+    stock = connect("local-completions", server).loglikelihood(prompts.requests, disable_tqdm=True)
+    plain = hf.loglikelihood(prompts.requests, disable_tqdm=True)
+    assert_same(ours, stock)
+    assert_same(ours, plain)
+    assert accuracy(prompts, ours) == accuracy(prompts, stock) == accuracy(prompts, plain)
+
+
+def test_one_request_for_a_document(server: str, sst2: Prompts) -> None:
+    ours = connect("local-completions-shared-prefix", server)
+    ours.loglikelihood(sst2.requests, disable_tqdm=True)
+    before = engine_requests(server)
+    ours.loglikelihood(sst2.requests, disable_tqdm=True)
+    assert engine_requests(server) - before == len(sst2.gold)
+
+
+def test_prompts_travel_together(server: str, sst2: Prompts, hf: Any) -> None:
+    ours = connect("local-completions-shared-prefix", server, batch_size=4)
+    assert_same(ours.loglikelihood(sst2.requests), hf.loglikelihood(sst2.requests, disable_tqdm=True))
+
+
+def test_a_wrong_model_name(server: str) -> None:
+    with pytest.raises(ModelError) as error:
+        connect("local-completions-shared-prefix", server, model="smollm3", tokenizer=None)
+    assert str(error.value) == (
+        f"The server at {server} does not serve the model 'smollm3'; it serves 'smollm2': correct model or base_url "
+        "in --model_args."
+    )
+
+
+@pytest.mark.parametrize("backend", ["vllm-shared-prefix", "local-completions-shared-prefix"])
+def test_lm_eval_gives_the_accuracies_of_hf(backend: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """The whole command, on the sentences that ship with us."""
+    from benchmarks.engines import ENGINE
+
+    arguments = {"pretrained": str(FOLDER), "dtype": "float32"}
+    expected = lm_eval("hf-shared-prefix", {**arguments, "device": "cpu"})
+    if backend == "vllm-shared-prefix":
+        arguments |= {name: str(value) for name, value in ENGINE.items()}
+    else:
+        url = request.getfixturevalue("server")
+        arguments = {"model": "smollm2", "base_url": url, "tokenizer": str(FOLDER), "num_concurrent": "4"}
+    assert lm_eval(backend, arguments) == expected
+
+
+def lm_eval(backend: str, arguments: dict[str, str]) -> dict[str, str]:
+    """Accuracy by filter, as the table shows it."""
+    command = [sys.executable, "-m", "lm_eval", "--model", backend, "--tasks", "proca_demo", "--num_fewshot", "4"]
+    command += ["--model_args", ",".join(f"{name}={value}" for name, value in arguments.items())]
+    command += ["--batch_size", "auto" if "completions" not in backend else "1", "--limit", "60"]
+    command += ["--metadata", "proca.estimate_size=60", "proca.layers=none"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return dict(re.findall(r"\|(\w+) +\| +4\|acc +\|↑ +\|([\d.]+)\|", done.stdout))
