@@ -87,7 +87,7 @@ class Cost:
     tokens: int
     """If every prompt is read in full, once for all labels."""
     tokens_prefix_once: int
-    """If what all prompts begin with is read only once, as hf-shared-prefix does."""
+    """If what all prompts begin with is read only once, as the shared-prefix models do."""
 
 
 def estimate_cost(prompts: Prompts, count: Callable[[str], int]) -> Cost:

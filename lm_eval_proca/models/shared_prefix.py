@@ -115,8 +115,6 @@ class SharedPrefixLM(SharedPrefix, HFLM):
         self._logits_checked = False
         self._checked: set[tuple[bool, bool]] = set()  # kinds of passes: plain or not, beyond the window or not
         self._slides = True  # whether windows can be put into the masks
-        # For each label lm-eval encodes prompt + label, then the prompt again: the last two hold the prompt.
-        self._encode = functools.lru_cache(maxsize=2)(super().tok_encode)
         # Where each process holds the whole model, it takes its part of the documents: by global rank, on CPUs too.
         data_parallel = isinstance(pretrained, str) and not kwargs.get("parallelize") and kwargs.get("tp_plan") is None
         if data_parallel and dist.is_available() and dist.is_initialized():
@@ -135,11 +133,6 @@ class SharedPrefixLM(SharedPrefix, HFLM):
     def barrier(self) -> None:
         if self.world_size > 1:
             dist.barrier()
-
-    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
-        if add_special_tokens is None and not kwargs:
-            return self._encode(string)
-        return super().tok_encode(string, add_special_tokens, **kwargs)
 
     def _model_generate(self, context: torch.Tensor, max_length: int, stop: list[str], **options: Any) -> torch.Tensor:
         """As HFLM; equal prompts are read once and finished rows leave the batch, where the model allows it."""

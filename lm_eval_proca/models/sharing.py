@@ -7,6 +7,7 @@ stock's; where they are not, one log line says why, and stock scores everything.
 
 from __future__ import annotations
 
+import functools
 import logging
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
@@ -42,6 +43,13 @@ class SharedPrefix(TemplateLM):
         self._cannot_share: str | None = None
         self._said: set[str] = set()
         self._cut: list[bool] = []
+        # For each label lm-eval encodes prompt + label, then the prompt again: the last two hold the prompt.
+        self._encode = functools.lru_cache(maxsize=2)(super().tok_encode)
+
+    def tok_encode(self, string: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(string, str) and not args and not kwargs:
+            return self._encode(string)
+        return super().tok_encode(string, *args, **kwargs)
 
     @abstractmethod
     def _answers(self, requests: list[TokenizedRequest], disable_tqdm: bool) -> Iterator[tuple[int, LogLikelihood]]:

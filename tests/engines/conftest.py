@@ -18,10 +18,12 @@ from typing import Any
 import pytest
 import requests
 
-from benchmarks.engines import ENGINE, ENVIRONMENT, FOLDER
+from benchmarks.engines import ENGINE as MEASURED
+from benchmarks.engines import ENVIRONMENT, FOLDER
 from benchmarks.prompts import Prompts, build
 
 os.environ.update({name: os.environ.get(name, value) for name, value in ENVIRONMENT.items()})
+ENGINE = {**MEASURED, "enforce_eager": True}  # compiling takes minutes at every start
 PATIENCE = 900
 
 
@@ -74,10 +76,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     log = tmp_path_factory.mktemp("server") / "log"
-    options = {name.replace("_", "-"): value for name, value in ENGINE.items() if value is not True}
     command = [str(Path(sys.executable).parent / "vllm"), "serve", str(FOLDER), "--served-model-name", "smollm2"]
-    command += ["--host", "127.0.0.1", "--port", str(port), "--enable-prefix-caching"]
-    command += [part for name, value in options.items() for part in (f"--{name}", str(value))]
+    command += ["--host", "127.0.0.1", "--port", str(port)]
+    for name, value in ENGINE.items():
+        command += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
     with log.open("w") as output, subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT) as process:
         try:
             wait_for(f"http://127.0.0.1:{port}/health", process, log)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from benchmarks.scoring import accuracy
 from lm_eval_proca.errors import ModelError
 
 from .comparison import assert_same
+from .conftest import ENGINE
 
 
 def connect(kind: str, url: str, **options: Any) -> Any:
@@ -66,10 +66,8 @@ def test_a_wrong_model_name(server: str) -> None:
 
 
 @pytest.mark.parametrize("backend", ["vllm-shared-prefix", "local-completions-shared-prefix"])
-def test_lm_eval_gives_the_accuracies_of_hf(backend: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_lm_eval_gives_the_accuracies_of_hf(backend: str, request: pytest.FixtureRequest) -> None:
     """The whole command, on the sentences that ship with us."""
-    from benchmarks.engines import ENGINE
-
     arguments = {"pretrained": str(FOLDER), "dtype": "float32"}
     expected = lm_eval("hf-shared-prefix", {**arguments, "device": "cpu"})
     if backend == "vllm-shared-prefix":
