@@ -35,7 +35,7 @@ test-matrix: $(TOOLS)
 
 # vLLM itself, in one process and as a server on loopback, against stock and hf.
 test-engines: $(ENGINES)/.installed
-	$(ENGINES)/bin/python -m pytest tests/engines
+	OMP_NUM_THREADS=1 $(ENGINES)/bin/python -m pytest tests/engines
 	$(ENGINES)/bin/python -m benchmarks.engines
 
 lint: $(INSTALLED)

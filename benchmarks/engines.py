@@ -31,6 +31,7 @@ ENGINE: dict[str, Any] = {
     "gpu_memory_utilization": 0.4,  # of the machine's memory where there is no GPU
     "block_size": 32,
     "enable_prefix_caching": True,
+    "enforce_eager": True,  # compiling takes minutes at every start
 }
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",

@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 import requests
 
-from benchmarks.engines import FOLDER
+from benchmarks.engines import ENGINE, FOLDER
 from benchmarks.prompts import Prompts
 from benchmarks.scoring import accuracy
 from lm_eval_proca.errors import ModelError
 
 from .comparison import assert_same
-from .conftest import ENGINE
 
 
 def connect(kind: str, url: str, **options: Any) -> Any:
@@ -37,7 +36,7 @@ def test_scores_are_those_of_stock_and_hf(server: str, hf: Any, task: str, reque
     prompts: Prompts = request.getfixturevalue(task)
     ours = connect("local-completions-shared-prefix", server).loglikelihood(prompts.requests, disable_tqdm=True)
     stock = connect("local-completions", server).loglikelihood(prompts.requests, disable_tqdm=True)
-    plain = hf.loglikelihood(prompts.requests, disable_tqdm=True)
+    plain = hf(prompts)
     assert_same(ours, stock)
     assert_same(ours, plain)
     assert accuracy(prompts, ours) == accuracy(prompts, stock) == accuracy(prompts, plain)
@@ -53,7 +52,7 @@ def test_one_request_for_a_document(server: str, sst2: Prompts) -> None:
 
 def test_prompts_travel_together(server: str, sst2: Prompts, hf: Any) -> None:
     ours = connect("local-completions-shared-prefix", server, batch_size=4)
-    assert_same(ours.loglikelihood(sst2.requests), hf.loglikelihood(sst2.requests, disable_tqdm=True))
+    assert_same(ours.loglikelihood(sst2.requests), hf(sst2))
 
 
 def test_a_wrong_model_name(server: str) -> None:

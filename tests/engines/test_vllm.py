@@ -20,7 +20,7 @@ def test_scores_are_those_of_stock_vllm_and_hf(vllm: Any, hf: Any, task: str, re
     ours = vllm.loglikelihood(prompts.requests, disable_tqdm=True)
     encoded = [(one.args, *vllm._encode_pair(*one.args)) for one in prompts.requests]
     stock = VLLM._loglikelihood_tokens(vllm, encoded, disable_tqdm=True)
-    plain = hf.loglikelihood(prompts.requests, disable_tqdm=True)
+    plain = hf(prompts)
     assert_same(ours, stock)
     assert_same(ours, plain)
     assert accuracy(prompts, ours) == accuracy(prompts, stock) == accuracy(prompts, plain)
