@@ -41,9 +41,9 @@ ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "WARNING",
 }
 SCENARIOS = [
-    Scenario("proca_sst2", 4, 32, 8),
-    Scenario("proca_agnews", 8, 24, 20),
-    Scenario("proca_dbpedia", 4, 16, 40),
+    Scenario("proca_sst2", 4, 96, 8),
+    Scenario("proca_agnews", 8, 16, 20),
+    Scenario("proca_dbpedia", 4, 24, 40),
 ]
 
 

@@ -64,25 +64,29 @@ def test_a_wrong_model_name(server: str) -> None:
     )
 
 
-@pytest.mark.parametrize("backend", ["vllm-shared-prefix", "local-completions-shared-prefix"])
-def test_lm_eval_gives_the_accuracies_of_hf(backend: str, request: pytest.FixtureRequest) -> None:
+@pytest.fixture(scope="module")
+def table_of_hf() -> dict[str, str]:
+    return lm_eval("hf", {"pretrained": FOLDER, "dtype": "float32"}, batch_size="8")
+
+
+def test_lm_eval_gives_the_table_of_hf_through_the_server(server: str, table_of_hf: dict[str, str]) -> None:
     """The whole command, on the sentences that ship with us."""
-    arguments = {"pretrained": str(FOLDER), "dtype": "float32"}
-    expected = lm_eval("hf-shared-prefix", {**arguments, "device": "cpu"})
-    if backend == "vllm-shared-prefix":
-        arguments |= {name: str(value) for name, value in ENGINE.items()}
-    else:
-        url = request.getfixturevalue("server")
-        arguments = {"model": "smollm2", "base_url": url, "tokenizer": str(FOLDER), "num_concurrent": "4"}
-    assert lm_eval(backend, arguments) == expected
+    arguments = {"model": "smollm2", "base_url": server, "tokenizer": FOLDER, "num_concurrent": 4}
+    assert lm_eval("local-completions-shared-prefix", arguments, batch_size="1") == table_of_hf
 
 
-def lm_eval(backend: str, arguments: dict[str, str]) -> dict[str, str]:
+def test_lm_eval_gives_the_table_of_hf_with_vllm(table_of_hf: dict[str, str]) -> None:
+    assert lm_eval("vllm-shared-prefix", {"pretrained": FOLDER, **ENGINE}, batch_size="auto") == table_of_hf
+
+
+def lm_eval(backend: str, arguments: dict[str, Any], batch_size: str) -> dict[str, str]:
     """Accuracy by filter, as the table shows it."""
-    command = [sys.executable, "-m", "lm_eval", "--model", backend, "--tasks", "proca_demo", "--num_fewshot", "4"]
+    command = [sys.executable, "-m", "lm_eval", "--model", backend, "--batch_size", batch_size]
     command += ["--model_args", ",".join(f"{name}={value}" for name, value in arguments.items())]
-    command += ["--batch_size", "auto" if "completions" not in backend else "1", "--limit", "60"]
-    command += ["--metadata", "proca.estimate_size=60", "proca.layers=none"]
+    command += ["--tasks", "proca_demo", "--num_fewshot", "4", "--limit", "40", "--device", "cpu"]
+    command += ["--metadata", "proca.estimate_size=40", "proca.layers=none"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
-    return dict(re.findall(r"\|(\w+) +\| +4\|acc +\|↑ +\|([\d.]+)\|", done.stdout))
+    table = dict(re.findall(r"\|(\w+) *\| *4\|acc *\|↑ *\|([\d.]+)\|", done.stdout))
+    assert {"none", "bc", "conca", "proca", "proca_a"} <= set(table), done.stdout
+    return table
