@@ -6,8 +6,10 @@ tests/engines has the same with vLLM.
 
 from __future__ import annotations
 
+import importlib
 import logging
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ import torch
 from lm_eval.models.huggingface import HFLM
 from transformers import PreTrainedTokenizerFast
 
+from lm_eval_proca.errors import ModelError
 from lm_eval_proca.models.engine import EngineLM
 from lm_eval_proca.models.next_tokens import Prediction, Question
 
@@ -145,3 +148,9 @@ def test_every_answer_goes_to_the_cache_of_lm_eval(stock: HFLM) -> None:
 
 def test_an_empty_list_is_answered(stock: HFLM) -> None:
     assert ours(stock).loglikelihood([], disable_tqdm=True) == []
+
+
+@pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed")
+def test_without_vllm_one_sentence_says_what_to_install() -> None:
+    with pytest.raises(ModelError, match=r"^--model vllm-shared-prefix needs vLLM, .* `pip install 'lm-eval-proca"):
+        importlib.import_module("lm_eval_proca.models.vllm_shared_prefix")
