@@ -6,6 +6,8 @@ INSTALLED := $(VENV)/.installed
 # What tests and packages other environments than this one.
 TOOLS := .tools
 RELEASE := .release
+# vLLM pins other versions than we do. Python 3.11 or later.
+ENGINES := .engines
 
 # Real rows for tests/real: beside the checkout, when they are there.
 ifneq ($(wildcard ../shared/data),)
@@ -14,7 +16,7 @@ endif
 # Nothing here needs the model hub; without this, libraries wait for it where it cannot be reached.
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test test-elsewhere test-matrix lint bench release clean
+.PHONY: demo test test-elsewhere test-matrix test-engines lint bench release clean
 
 demo: $(INSTALLED)
 	@$(BIN)/lm-eval-proca demo
@@ -31,6 +33,11 @@ test-elsewhere: $(INSTALLED)
 # Every Python we promise with the lowest and the highest versions we allow; CELLS="3.10 3.13-lowest" for some of them.
 test-matrix: $(TOOLS)
 	OMP_NUM_THREADS=1 $(TOOLS)/bin/python -m tests.matrix $(CELLS)
+
+# vLLM itself, in one process and as a server on loopback, against stock and hf.
+test-engines: $(ENGINES)/.installed
+	OMP_NUM_THREADS=1 $(ENGINES)/bin/python -m pytest tests/engines
+	$(ENGINES)/bin/python -m benchmarks.engines
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -52,7 +59,7 @@ release: $(TOOLS)
 	@ls -l dist
 
 clean:
-	rm -rf $(VENV) $(TOOLS) $(RELEASE) .matrix dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(TOOLS) $(RELEASE) $(ENGINES) .matrix dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(INSTALLED): pyproject.toml constraints.txt lm_eval_proca.pth
 	$(PYTHON) -m venv $(VENV)
@@ -63,3 +70,9 @@ $(INSTALLED): pyproject.toml constraints.txt lm_eval_proca.pth
 $(TOOLS):
 	$(PYTHON) -m venv $@
 	$@/bin/pip install --quiet 'uv>=0.8' 'twine>=6.1' || { rm -rf $@; false; }
+
+$(ENGINES)/.installed: tests/engines/environment.py tests/engines/smollm2.py
+	$(PYTHON) -m venv $(ENGINES)
+	$(ENGINES)/bin/python -m tests.engines.environment
+	$(ENGINES)/bin/python -m tests.engines.smollm2 $(ENGINES)/smollm2
+	@touch $@

@@ -1,4 +1,4 @@
-"""Lets plain ``lm_eval`` find this package's tasks, filters and model.
+"""Lets plain ``lm_eval`` find this package's tasks, filters and models.
 
 lm-eval 0.4.13 looks for tasks only in its own folder and ``--include_path``, and reads no entry points. The line in
 lm_eval_proca.pth imports this module when Python starts; it then waits for lm-eval's own modules and adds ours to
@@ -10,7 +10,11 @@ import os
 import sys
 
 DISABLE = "LM_EVAL_PROCA_DISABLE"
-MODELS = {"hf-shared-prefix": "lm_eval_proca.models.shared_prefix:SharedPrefixLM"}
+MODELS = {
+    "hf-shared-prefix": "lm_eval_proca.models.shared_prefix:SharedPrefixLM",
+    "vllm-shared-prefix": "lm_eval_proca.models.vllm_shared_prefix:VLLMSharedPrefixLM",
+    "local-completions-shared-prefix": "lm_eval_proca.models.completions_shared_prefix:CompletionsSharedPrefixLM",
+}
 
 
 def task_configs_path() -> str:

@@ -162,11 +162,11 @@ def _print_model(
     print(
         f"  to do: about {sum(cost.tokens for cost in costs.values()):,} tokens, "
         f"{sum(cost.tokens_prefix_once for cost in costs.values()):,} if what all prompts of a cell begin with is read "
-        f"once, as hf-shared-prefix does\n  (counted on a few prompts per line with {counted_with})"
+        f"once, as the shared-prefix models do\n  (counted on a few prompts per line with {counted_with})"
     )
     for sentence in problems:
         print(f"  not counted: {sentence}")
-    reads_once = model.model == "hf-shared-prefix"
+    reads_once = model.model.endswith("-shared-prefix")
     return {cell: float(cost.tokens_prefix_once if reads_once else cost.tokens) for cell, cost in costs.items()}
 
 

@@ -81,7 +81,7 @@ class Cost(NamedTuple):
     """Of one cell: what a backend is sent, one request per document and label, and how many tokens that is.
 
     `tokens` are those of prompts that are read in full, once for all labels; `tokens_prefix_once` if what all of them
-    begin with is read only once, as hf-shared-prefix does.
+    begin with is read only once, as the shared-prefix models do.
     """
 
     documents: int

@@ -217,7 +217,7 @@ class Group:
 
 def plan(requests: Sequence[Request], numbers: Iterable[int], limits: Limits) -> list[Group]:
     """Groups of passes that answer the requests of the given numbers."""
-    documents = list(_documents(_branches(requests, numbers), limits))
+    documents = list(_documents(branches(requests, numbers), limits))
     return [
         Group(prefix, list(_passes(_rows(members, prefix, limits), limits)))
         for prefix, members in _groups(documents, limits)
@@ -231,16 +231,21 @@ def common_prefix(a: Tokens, b: Tokens) -> int:
     return first if n and differ[first] else n
 
 
-def _branches(requests: Sequence[Request], numbers: Iterable[int]) -> list[Branch]:
+def sort_key(tokens: Tokens) -> bytes:
+    """Big-endian bytes sort like the tokens they hold: a beginning right before all that begins with it."""
+    return tokens.astype(">u4").tobytes()
+
+
+def branches(requests: Sequence[Request], numbers: Iterable[int]) -> list[Branch]:
     """Distinct inputs in lexicographic order."""
     distinct: dict[bytes, Branch] = {}
     for number in numbers:
         request = requests[number]
         tokens = np.asarray(request.tokens, dtype=np.int64)
-        branch = distinct.setdefault(tokens.astype(">u4").tobytes(), Branch(tokens, request.first_scored, []))
+        branch = distinct.setdefault(sort_key(tokens), Branch(tokens, request.first_scored, []))
         branch.first_scored = min(branch.first_scored, request.first_scored)
         branch.requests.append((number, len(request.continuation)))
-    return [distinct[key] for key in sorted(distinct)]  # big-endian bytes sort like the tokens they hold
+    return [distinct[key] for key in sorted(distinct)]
 
 
 def _documents(branches: Iterable[Branch], limits: Limits) -> Iterator[Document]:

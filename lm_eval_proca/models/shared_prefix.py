@@ -16,10 +16,9 @@ from __future__ import annotations
 
 import atexit
 import functools
-import logging
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -36,26 +35,16 @@ from lm_eval_proca.errors import ModelError
 from lm_eval_proca.models.hidden_states import HiddenStates, Layer
 from lm_eval_proca.models.prefix_tree import Answer, Group, Limits, Pass, Request, plan
 from lm_eval_proca.models.sampling import can_decode, decoding_loop
+from lm_eval_proca.models.sharing import TOLERANCE, CannotShare, LogLikelihood, SharedPrefix, TokenizedRequest, logger
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
-
-logger = logging.getLogger("lm_eval.proca")
 
 # Measured on two CPU cores, for prefixes of 0 to 700 tokens; accelerators want larger passes.
 MAX_BATCH_TOKENS = {"cpu": 512}
 MAX_BATCH_TOKENS_ACCELERATOR = 4096
 # Elements of the largest logits tensor: 128 MiB in float32.
 MAX_LOGITS = 2**25
-# How far log-probabilities of one request may lie apart when computed in two ways, anywhere in the vocabulary.
-TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.5}
-
-LogLikelihood = tuple[float, bool]  # and whether the continuation is the greedy one
-TokenizedRequest = tuple[tuple[str, str], list[int], list[int]]
-
-
-class CannotShare(Exception):
-    """This model's predictions cannot be had from shared computations; the message says why."""
 
 
 class CannotSlide(Exception):
@@ -108,12 +97,14 @@ class PrefixLayer(DynamicLayer):
 
 
 @register_model("hf-shared-prefix")
-class SharedPrefixLM(HFLM):
+class SharedPrefixLM(SharedPrefix, HFLM):
     """HFLM that computes what requests have in common once. Takes all arguments of HFLM.
 
     `batch_size` bounds the documents of one forward pass ("auto": no bound), `max_batch_tokens` its new tokens.
     Under torchrun or accelerate, processes share the documents on any device, on one node or several.
     """
+
+    NAME, STOCK = "hf-shared-prefix", "hf"
 
     def __init__(self, pretrained: Any, max_batch_tokens: int | None = None, **kwargs: Any) -> None:
         super().__init__(pretrained, **kwargs)
@@ -125,10 +116,6 @@ class SharedPrefixLM(HFLM):
         self._logits_checked = False
         self._checked: set[tuple[bool, bool]] = set()  # kinds of passes: plain or not, beyond the window or not
         self._slides = True  # whether windows can be put into the masks
-        self._cannot_share: str | None = None
-        self._said: set[str] = set()
-        # For each label lm-eval encodes prompt + label, then the prompt again: the last two hold the prompt.
-        self._encode = functools.lru_cache(maxsize=2)(super().tok_encode)
         # Where each process holds the whole model, it takes its part of the documents: by global rank, on CPUs too.
         data_parallel = isinstance(pretrained, str) and not kwargs.get("parallelize") and kwargs.get("tp_plan") is None
         if data_parallel and dist.is_available() and dist.is_initialized():
@@ -150,11 +137,6 @@ class SharedPrefixLM(HFLM):
             with collective():
                 dist.barrier()
 
-    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
-        if add_special_tokens is None and not kwargs:
-            return self._encode(string)
-        return super().tok_encode(string, add_special_tokens, **kwargs)
-
     def _model_generate(self, context: torch.Tensor, max_length: int, stop: list[str], **options: Any) -> torch.Tensor:
         """As HFLM; equal prompts are read once and finished rows leave the batch, where the model allows it."""
         if self.backend == "causal" and can_decode(self.model, options):
@@ -168,55 +150,20 @@ class SharedPrefixLM(HFLM):
         return torch.tensor(ended, device=generated.device) | (generated[:, -1] == self.eot_token_id)
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[LogLikelihood]:
-        """As HFLM; sets `truncated` on every request: whether the model saw its prompt without the beginning.
-
-        A request with an attribute `layers` also gets an attribute `hidden_states`, an array (layers, width): the
-        states at the position that predicts the first token of its continuation, or None where they were not computed.
-        """
-        self._cut: list[bool] = []
+        """As HFLM; a request with an attribute `layers` also gets an attribute `hidden_states`, an array (layers,
+        width): the states at the position that predicts the first token of its continuation, or None where they were
+        not computed."""
         self._layers = {number: request.layers for number, request in enumerate(requests) if hasattr(request, "layers")}
         self._hidden_states: dict[int, np.ndarray] = {}
         answers = super().loglikelihood(requests, disable_tqdm=disable_tqdm)
-        for request, cut in zip(requests, self._cut, strict=True):
-            request.truncated = cut
         for number in self._layers:
             requests[number].hidden_states = self._hidden_states.get(number)
-        if any(self._cut):
-            logger.warning(
-                f"{sum(self._cut)} of {len(requests)} prompts were longer than the model's {self.max_length} tokens "
-                "and lost their beginning."
-            )
         return answers
 
-    def _loglikelihood_tokens(
-        self, requests: list[TokenizedRequest], disable_tqdm: bool = False, override_bs: int | None = None
-    ) -> list[LogLikelihood]:
-        stock = super()._loglikelihood_tokens
-        if override_bs is not None:  # the windows of loglikelihood_rolling: nothing to share
-            return stock(requests, disable_tqdm=disable_tqdm, override_bs=override_bs)
-        self._cut = [self._is_cut(context, continuation) for _, context, continuation in requests]
-        answers: dict[int, LogLikelihood] = {}
-        try:
-            for number, answer in self._answers(requests, disable_tqdm):
-                answers[number] = answer
-        except CannotShare as reason:
-            if not answers:  # what worked before is no property of the model
-                self._cannot_share = str(reason)
-            self._say_once(f"hf-shared-prefix scores like hf: {reason}.")
-        rest = [number for number in range(len(requests)) if number not in answers]
-        if rest:
-            answers.update(zip(rest, stock([requests[n] for n in rest], disable_tqdm=disable_tqdm), strict=True))
-        return [answers[number] for number in range(len(requests))]
-
-    def _is_cut(self, context: list[int], continuation: list[int]) -> bool:
+    def _is_cut(self, context: Sequence[int], continuation: Sequence[int]) -> bool:
         if self.backend == "causal":
             return len(context) + len(continuation) > self.max_length + 1
         return len(context) > self.max_length
-
-    def _say_once(self, sentence: str) -> None:
-        if sentence not in self._said:
-            self._said.add(sentence)
-            logger.warning(sentence)
 
     def _answers(self, requests: list[TokenizedRequest], disable_tqdm: bool) -> Iterator[tuple[int, LogLikelihood]]:
         """Answers, with the numbers of their requests, for all requests that can share."""
@@ -282,8 +229,6 @@ class SharedPrefixLM(HFLM):
 
     def _longest_shared_input(self) -> int:
         """Inputs up to this length can share. Raises where none can, as far as that is known without trying."""
-        if self._cannot_share is not None:
-            raise CannotShare(self._cannot_share)
         if self.backend != "causal":
             raise CannotShare("an encoder-decoder model has no common prefix to keep")
         if not self.logits_cache:

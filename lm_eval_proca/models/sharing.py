@@ -1,0 +1,103 @@
+"""What every `…-shared-prefix` model promises: the numbers of the stock model, or the stock model itself.
+
+A model of ours is a stock model of lm-eval with another way to score. It answers the requests that it can answer from
+shared computations, and leaves the others to stock. It shows on the first requests of a run that its numbers are
+stock's; where they are not, one log line says why, and stock scores everything.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lm_eval.api.model import TemplateLM
+
+if TYPE_CHECKING:
+    from lm_eval.api.instance import Instance
+
+logger = logging.getLogger("lm_eval.proca")
+
+# How far log-probabilities of one request may lie apart when computed in two ways, anywhere in the vocabulary.
+TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.5}
+
+LogLikelihood = tuple[float, bool]  # and whether the continuation is the greedy one
+TokenizedRequest = tuple[tuple[str, str], list[int], list[int]]
+
+
+class CannotShare(Exception):
+    """This model's predictions cannot be had from shared computations; the message says why."""
+
+
+class SharedPrefix(TemplateLM):
+    """Stands before a stock model among the bases of a class; `NAME` and `STOCK` are what `--model` calls the two."""
+
+    NAME: str
+    STOCK: str
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._cannot_share: str | None = None
+        self._said: set[str] = set()
+        self._cut: list[bool] = []
+        # For each label lm-eval encodes prompt + label, then the prompt again: the last two hold the prompt.
+        self._encode = functools.lru_cache(maxsize=2)(super().tok_encode)
+
+    def tok_encode(self, string: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(string, str) and not args and not kwargs:
+            return self._encode(string)
+        return super().tok_encode(string, *args, **kwargs)
+
+    @abstractmethod
+    def _answers(self, requests: list[TokenizedRequest], disable_tqdm: bool) -> Iterator[tuple[int, LogLikelihood]]:
+        """Answers, with the numbers of their requests, for all requests that can share; CannotShare where none can."""
+
+    @abstractmethod
+    def _is_cut(self, context: Sequence[int], continuation: Sequence[int]) -> bool:
+        """Whether the model sees this prompt without its beginning."""
+
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[LogLikelihood]:
+        """As stock; sets `truncated` on every request: whether the model saw its prompt without the beginning."""
+        self._cut = []
+        answers = super().loglikelihood(requests, disable_tqdm=disable_tqdm)
+        for request, cut in zip(requests, self._cut, strict=True):
+            request.truncated = cut
+        if any(self._cut):
+            logger.warning(
+                f"{sum(self._cut)} of {len(requests)} prompts were longer than the model's {self.max_length} tokens "
+                "and lost their beginning."
+            )
+        return answers
+
+    def _stock(self, requests: list[TokenizedRequest], disable_tqdm: bool, **options: Any) -> list[LogLikelihood]:
+        """The stock model's own way."""
+        return super()._loglikelihood_tokens(requests, disable_tqdm=disable_tqdm, **options)
+
+    def _loglikelihood_tokens(
+        self, requests: list[TokenizedRequest], disable_tqdm: bool = False, **options: Any
+    ) -> list[LogLikelihood]:
+        if any(text is None for text, _, _ in requests):  # the windows of loglikelihood_rolling: nothing to share
+            return self._stock(requests, disable_tqdm, **options)
+        self._cut = [self._is_cut(context, continuation) for _, context, continuation in requests]
+        answers: dict[int, LogLikelihood] = {}
+        try:
+            if self._cannot_share is not None:
+                raise CannotShare(self._cannot_share)
+            for number, answer in self._answers(requests, disable_tqdm):
+                answers[number] = answer
+        except CannotShare as reason:
+            if not answers:  # what worked before is no property of the model
+                self._cannot_share = str(reason)
+            self._say_once(f"{self.NAME} scores like {self.STOCK}: {reason}.")
+        rest = [number for number in range(len(requests)) if number not in answers]
+        if rest:
+            answers.update(zip(rest, self._stock([requests[n] for n in rest], disable_tqdm), strict=True))
+        return [answers[number] for number in range(len(requests))]
+
+    def _say_once(self, sentence: str) -> None:
+        if sentence not in self._said:
+            self._said.add(sentence)
+            logger.warning(sentence)

@@ -1,0 +1,78 @@
+"""vllm-shared-prefix: lm-eval's vLLM model, asked so that vLLM reads its prefix cache.
+
+Stock `vllm` asks for the log-probabilities of the prompt's own tokens, one request for each document and label. Such
+requests cannot read the prefix cache, so instruction and demonstrations are computed again for every label of every
+document. Here vLLM is asked for one more token behind a document, with the log-probabilities of the label tokens
+(`SamplingParams.logprob_token_ids`): one request for each document, and nothing is computed but what is new.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from lm_eval.api.registry import register_model
+
+from lm_eval_proca.errors import ModelError
+from lm_eval_proca.models.engine import BLOCK_SIZE, EngineLM
+from lm_eval_proca.models.next_tokens import Prediction, Question
+from lm_eval_proca.models.sharing import TOLERANCE, CannotShare
+
+try:
+    from lm_eval.models.vllm_causallms import VLLM
+    from vllm import SamplingParams
+    from vllm.platforms import current_platform
+except ModuleNotFoundError as missing:
+    raise ModelError(
+        f"--model vllm-shared-prefix needs vLLM, but the module {missing.name} is missing: install it with "
+        "`pip install 'lm-eval-proca[vllm]'`, or use --model hf-shared-prefix."
+    ) from missing
+
+FIRST_VERSION = "0.21"
+
+
+@register_model("vllm-shared-prefix")
+class VLLMSharedPrefixLM(EngineLM, VLLM):
+    """VLLM that reads its prefix cache. Takes all arguments of VLLM; data and tensor parallelism are vLLM's.
+
+    `batch_size` bounds the prompts that vLLM is given at once ("auto": no bound, vLLM forms its batches itself).
+    """
+
+    NAME, STOCK = "vllm-shared-prefix", "vllm"
+
+    def __init__(self, pretrained: str, **kwargs: Any) -> None:
+        kwargs.setdefault("enable_prefix_caching", True)
+        if current_platform.is_cpu():
+            kwargs.setdefault("block_size", BLOCK_SIZE)  # vLLM's 128 tokens are longer than many prefixes
+        super().__init__(pretrained, **kwargs)
+
+    @property
+    def _longest_input(self) -> int:
+        return self.max_length - 1  # as VLLM cuts: it wants room for a generated token
+
+    @property
+    def _tolerance(self) -> float:
+        if self.data_parallel_size > 1:  # the engines live elsewhere
+            return TOLERANCE[torch.bfloat16]
+        return TOLERANCE.get(self.model.llm_engine.model_config.dtype, TOLERANCE[torch.bfloat16])
+
+    def _predictions(self, asked: Sequence[Question]) -> Iterator[tuple[int, Prediction]]:
+        if not hasattr(SamplingParams, "logprob_token_ids"):
+            raise CannotShare(f"this vLLM cannot be asked for chosen tokens, as it can from {FIRST_VERSION} on")
+        size = max(1, len(asked)) if self.batch_size == "auto" else int(self.batch_size)
+        for start in range(0, len(asked), size):
+            part = asked[start : start + size]
+            outputs = self._model_generate(
+                requests=[question.prompt.tolist() for question in part],
+                generate=True,
+                sampling_params=[_next_token(question.tokens) for question in part],
+            )
+            for place, output in enumerate(outputs, start):
+                [by_token] = output.outputs[0].logprobs or [{}]
+                yield place, {token: found.logprob for token, found in by_token.items()}
+
+
+def _next_token(tokens: list[int]) -> SamplingParams:
+    """The most likely token, and the log-probabilities of these ones."""
+    return SamplingParams(temperature=0, max_tokens=1, detokenize=False, logprob_token_ids=tokens)
