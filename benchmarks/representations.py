@@ -40,7 +40,7 @@ def capture(pair: Pair, scenario: Scenario, data_dir: Path | None, repeats: int)
     if any(request.hidden_states is None for request in asking[:: len(prompts.labels)]):
         raise SystemExit(f"{scenario}: a document has no hidden states.")
     return Ratio(
-        f"{scenario}: scoring with hidden states of two layers / without",
+        f"{scenario}: scoring with hidden states of {len(Settings.layers)} layers / without",
         median_ratio(seconds, "with", "without"),
         1.03,
         at_most=True,
