@@ -41,9 +41,9 @@ ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "WARNING",
 }
 SCENARIOS = [
-    Scenario("proca_sst2", 4, 64, 8),
-    Scenario("proca_agnews", 8, 12, 20),
-    Scenario("proca_dbpedia", 4, 20, 40),
+    Scenario("proca_sst2", 4, 128, 8),
+    Scenario("proca_agnews", 8, 24, 20),
+    Scenario("proca_dbpedia", 4, 28, 40),
 ]
 
 

