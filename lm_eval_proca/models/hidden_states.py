@@ -6,9 +6,9 @@ is what the output layer reads, after the final norm.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -32,19 +32,18 @@ def layer_index(layer: Layer, depth: int) -> int:
 
 
 class HiddenStates:
-    """Reads the hidden states of `layers` of a causal model of transformers."""
+    """Reads hidden states of a causal model of transformers."""
 
-    def __init__(self, model: Any, layers: Collection[Layer]) -> None:
-        self._readers: dict[Layer, nn.Module] = {}
-        if not layers:
-            return
-        blocks = _decoder_blocks(model)
-        # A block reads the state before it; the output layer reads the state after the last block and the final norm.
-        readers = [*blocks, model.get_output_embeddings()]
-        self._readers = {layer: readers[layer_index(layer, len(blocks))] for layer in layers}
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    @cached_property
+    def _readers(self) -> list[nn.Module]:
+        """A block reads the state before it; the output layer reads the state after the last block and final norm."""
+        return [*_decoder_blocks(self._model), self._model.get_output_embeddings()]
 
     @contextmanager
-    def read_at(self, places: torch.Tensor) -> Iterator[dict[Layer, torch.Tensor]]:
+    def read(self, layers: Iterable[Layer], places: torch.Tensor) -> Iterator[dict[Layer, torch.Tensor]]:
         """A dictionary that a forward pass within the block fills: by layer, the states at `places` of every row, one
         row after the other."""
         states: dict[Layer, torch.Tensor] = {}
@@ -56,7 +55,8 @@ class HiddenStates:
             states[layer] = chosen.flatten(0, 1).float()
 
         with ExitStack() as hooks:
-            for layer, reader in self._readers.items():
+            for layer in layers:
+                reader = self._readers[layer_index(layer, len(self._readers) - 1)]
                 handle = reader.register_forward_pre_hook(partial(keep, layer), with_kwargs=True)
                 hooks.callback(handle.remove)
             yield states

@@ -260,6 +260,10 @@ class SharedPrefixLM(SharedPrefix, HFLM):
         length = getattr(config, "sliding_window", None)  # chunks of attention stand elsewhere
         return Window(length, None not in lengths) if length and lengths - {None} == {length} else Window()
 
+    @functools.cached_property
+    def _reader(self) -> HiddenStates:
+        return HiddenStates(self.model)
+
     def _scored_passes(self, group: Group, requests: list[Request]) -> Iterator[tuple[Pass, Predictions]]:
         """Every pass of a group with its predictions, checked where something is new to this model."""
         cache = None
@@ -315,7 +319,7 @@ class SharedPrefixLM(SharedPrefix, HFLM):
             kwargs["position_ids"] = torch.from_numpy(scored.positions()).to(self.device)
         layers = {layer for answer in scored.answers() for layer in self._layers.get(answer.request, ())}
         places = torch.from_numpy(scored.scored).to(self.device)
-        with HiddenStates(self.model, layers).read_at(places) as states:
+        with self._reader.read(layers, places) as states:
             log_probs = self._log_probs(scored.tokens(), scored.scored, **kwargs)
         return Predictions(log_probs, states)
 
