@@ -7,14 +7,20 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from tqdm import tqdm
+
+from lm_eval_proca.calibration.base import Calibrator
 from lm_eval_proca.errors import ResultsError
+from lm_eval_proca.experiments.finished_runs import (
+    CalibratedRun,
+    FittedTask,
+    calibrate_run,
+    write_document,
+    write_samples,
+)
 from lm_eval_proca.run_files import RESULT_FILE, result_files, samples_file, samples_without_results
-
-if TYPE_CHECKING:
-    from lm_eval_proca.calibration.base import Calibrator
-    from lm_eval_proca.experiments.finished_runs import CalibratedRun
 
 NAMED = 5
 """So many tasks are named where a sentence is about many."""
@@ -22,8 +28,6 @@ NAMED = 5
 
 def calibrate_folders(paths: Sequence[str], calibrators: Mapping[str, Calibrator], output: str | None) -> int:
     """Print lm-eval's table with calibrated rows for every results file; 1 if something was skipped."""
-    from lm_eval_proca.experiments.finished_runs import FittedTask, calibrate_run, write_document, write_samples
-
     files = result_files(paths)
     targets = _targets(paths, files, output)
     problems = [
@@ -58,8 +62,6 @@ def calibrate_folders(paths: Sequence[str], calibrators: Mapping[str, Calibrator
 @contextmanager
 def progress(files: Iterable[Path]) -> Iterator[Callable[[], Any]]:
     """A bar over the sample logs of all results files, on a terminal only."""
-    from tqdm import tqdm
-
     dates = [(file.parent, match["date"]) for file in files if (match := RESULT_FILE.fullmatch(file.name))]
     total = sum(1 for folder, date in dates for _ in folder.glob(f"samples_*_{date}.jsonl"))
     with tqdm(total=total, unit="tasks", desc="calibrating", disable=None) as bar:
@@ -95,8 +97,7 @@ def _copy_other_samples(run: CalibratedRun, target: Path) -> None:
 
 
 def _print(run: CalibratedRun) -> None:
-    from lm_eval.utils import make_table
-    from tqdm import tqdm
+    from lm_eval.utils import make_table  # score tables, of the same command, need no lm-eval
 
     document = {"versions": {}, **run.document}
     lines = [f"{document.get('model_name') or 'unknown model'}, {run.file}", make_table(document)]

@@ -6,17 +6,19 @@ import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING
+
+import datasets
+from lm_eval.utils import setup_logging
 
 from lm_eval_proca.cli.options import add_backend_options, model_of, names, positive, settings_of, whole_number
 from lm_eval_proca.errors import ModelError
-
-if TYPE_CHECKING:
-    from lm_eval_proca.experiments.cell import Cell, Model
-    from lm_eval_proca.experiments.runner import Failure, Outcome
-    from lm_eval_proca.experiments.sweep import Prompts
-
-HELP = "run models x tasks x shots x seeds; finished cells are never repeated, start again after any interruption"
+from lm_eval_proca.experiments import ranks
+from lm_eval_proca.experiments.cell import Cell, Model, earlier_runs, unfinished_cells
+from lm_eval_proca.experiments.generation import evaluate_generating
+from lm_eval_proca.experiments.runner import Failure, Outcome, run_cells
+from lm_eval_proca.experiments.sweep import Cost, Prompts, estimate_cost, grid, render_prompts, token_counter
+from lm_eval_proca.experiments.task_files import find_task_files
+from lm_eval_proca.harness.gather import is_first_process
 
 PAPER_SHOTS = (0, 1, 4, 8)
 PAPER_SEEDS = (0, 1, 2, 3, 4)
@@ -50,14 +52,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    import datasets
-    from lm_eval.utils import setup_logging
-
-    from lm_eval_proca.experiments import ranks
-    from lm_eval_proca.experiments.sweep import grid
-    from lm_eval_proca.experiments.task_files import find_task_files
-    from lm_eval_proca.harness.gather import is_first_process
-
     # Hundreds of runs would bury the plan and the progress; LMEVAL_LOG_LEVEL, if set, wins.
     setup_logging("ERROR")
     datasets.disable_progress_bars()
@@ -85,10 +79,6 @@ def _run_all(
     args: argparse.Namespace,
     work: Mapping[str, Mapping[Cell, float]],
 ) -> int:
-    from lm_eval_proca.experiments.generation import evaluate_generating
-    from lm_eval_proca.experiments.runner import run_cells
-    from lm_eval_proca.harness.gather import is_first_process
-
     evaluate = evaluate_generating if args.estimate == GENERATED else None
     outcomes: list[Outcome] = []
     for model in models:
@@ -115,9 +105,6 @@ def _print_plan(
     args: argparse.Namespace,
 ) -> dict[str, dict[Cell, float]]:
     """Say what is finished and what is to do; give the tokens of each cell, by the name of the model."""
-    from lm_eval_proca.experiments.cell import earlier_runs, unfinished_cells
-    from lm_eval_proca.experiments.sweep import render_prompts
-
     todo = {model.name: unfinished_cells(cells, model, args.output_path) for model in models}
     total, left = len(cells) * len(models), sum(map(len, todo.values()))
     print(
@@ -134,8 +121,6 @@ def _print_plan(
 def _print_model(
     model: Model, cells: Sequence[Cell], todo: Sequence[Cell], prompts: Mapping[Cell, Prompts | Failure]
 ) -> dict[Cell, float]:
-    from lm_eval_proca.experiments.sweep import Cost, Prompts, estimate_cost, token_counter
-
     print(f"\n{model.name}")
     if not todo:
         print("  nothing to do")

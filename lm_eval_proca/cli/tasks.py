@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from lm_eval_proca.cli.options import add_include_path
-
-HELP = "list the tasks of lm-eval that can be calibrated, and why the others cannot; no dataset is loaded"
+from lm_eval_proca.experiments.task_files import find_task_configs
+from lm_eval_proca.harness.fixed_labels import judge
+from lm_eval_proca.report.tabular import text_table
 
 SPLITS = ("training_split", "validation_split", "test_split", "fewshot_split")
 
@@ -22,10 +23,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from lm_eval_proca.experiments.task_files import find_task_configs
-    from lm_eval_proca.harness.fixed_labels import judge
-    from lm_eval_proca.report.tabular import text_table
-
     configs = find_task_configs(args.pattern, args.include_path)
     verdicts = {name: judge(config) for name, config in sorted(configs.items())}
     rows = []
