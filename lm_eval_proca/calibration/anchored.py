@@ -171,21 +171,6 @@ class AnchoredCalibrator(Calibrator):
         "tol": (Real, 0),
     }
 
-    anchor_shift_: Array
-    score_coef_: Array
-    intercept_: Array
-    temperature_: float
-    kept_anchor_: str
-    separation_: float
-    agreement_: float
-    raw_agreement_: float
-    stability_: float
-    skew_: float
-    smallest_share_: float
-    estimated_accuracy_: float
-    n_iter_: int
-    converged_: bool
-
     def __init__(
         self, *, anchor_strength: float = 20.0, prior: Any = "uniform", max_iter: int = 50, tol: float = 1e-4
     ) -> None:
@@ -363,8 +348,6 @@ class RepresentationCalibrator(AnchoredCalibrator):
     uses_representations: ClassVar[bool] = True
 
     _allowed: ClassVar[dict[str, Any]] = {**AnchoredCalibrator._allowed, "n_components": (Integral, 1)}
-
-    layer_coef_: Array
 
     def __init__(
         self,

@@ -36,23 +36,7 @@ COLOURS = {
 OTHER_COLOURS = ("#cc79a7", "#f0e442", "#882255")
 CLASS_COLOURS = ("#4a6fb5", "#cf4d4d")
 
-STYLE = {
-    "figure.facecolor": "white",
-    "axes.facecolor": "white",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": "#666666",
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "axes.titlesize": 11,
-    "axes.labelsize": 10,
-    "grid.color": "#e6e6e6",
-    "xtick.labelsize": 9,
-    "ytick.labelsize": 9,
-    "legend.fontsize": 9,
-    "legend.frameon": False,
-    "font.size": 10,
-}
+STYLE = Path(__file__).with_name("figures.mplstyle")
 DPI = 200
 
 
@@ -91,7 +75,7 @@ class Display(ABC):
         """Draw on `ax` (an array of axes where there are several panels), or on a new figure."""
         plt = pyplot()
         panels = self.panels()
-        with plt.rc_context(STYLE):
+        with plt.style.context(STYLE):
             if ax is None:
                 width, height = self.panel_size
                 columns = min(len(panels), 3)
