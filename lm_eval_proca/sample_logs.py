@@ -203,8 +203,8 @@ def _parse(line: bytes) -> Sample:
 
 
 def _end(line: bytes) -> dict[str, Any]:
-    """The fields from `resps` on; all of them, where a line has no such field."""
-    start = line.rfind(_RESPONSES)
+    """The fields from `resps` on; of a line that lm-eval would order otherwise, all."""
+    start = line.rfind(_RESPONSES) if line.startswith(_DOC_ID) else -1
     return json.loads(line if start < 0 else b"{" + line[start + 2 :])
 
 

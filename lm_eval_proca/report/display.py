@@ -174,7 +174,7 @@ def beside(places: int, k: int, count: int, width: float) -> np.ndarray:
 
 def looks_of(observed: Iterable[Observation]) -> dict[str, dict[str, str]]:
     """Colour and name of the methods observed: ours in one order everywhere, then others as they come."""
-    found = distinct(one["calibrator"] for one in observed)
+    found: list[str] = distinct(one["calibrator"] for one in observed)
     methods = [name for name in METHODS if name in found] + [name for name in found if name not in METHODS]
     return {name: {"color": colour_of(name, methods), "label": METHODS.get(name, name)} for name in methods}
 
