@@ -160,7 +160,7 @@ def figure(rows: Sequence[Row], file: Path, dataset: str = "mmlu") -> None:
 
     shots = sorted({row.shots for row in rows})
     names = methods(rows)
-    with plt.rc_context(STYLE):
+    with plt.style.context(STYLE):
         shape = {"figsize": (5.2 * len(shots), 6.4), "sharey": "row", "sharex": "col", "layout": "constrained"}
         drawn, panels = plt.subplots(2, len(shots), squeeze=False, **shape)
         for n, (above, below) in zip(shots, panels.T, strict=True):

@@ -10,15 +10,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lm_eval_proca.calibration.anchored import AnchoredCalibrator, RepresentationCalibrator
-    from lm_eval_proca.calibration.base import Calibrator
-    from lm_eval_proca.calibration.batch import BatchCalibrator
-    from lm_eval_proca.calibration.contextual import ContextualCalibrator
-    from lm_eval_proca.calibration.prototypical import PrototypicalCalibrator
-    from lm_eval_proca.calibration.storage import load_calibrator
-    from lm_eval_proca.errors import ProcaError
-    from lm_eval_proca.harness.task import CalibratedTask
-    from lm_eval_proca.score_table import ScoreTable
+    from lm_eval_proca.calibration.anchored import AnchoredCalibrator as AnchoredCalibrator
+    from lm_eval_proca.calibration.anchored import RepresentationCalibrator as RepresentationCalibrator
+    from lm_eval_proca.calibration.base import Calibrator as Calibrator
+    from lm_eval_proca.calibration.batch import BatchCalibrator as BatchCalibrator
+    from lm_eval_proca.calibration.contextual import ContextualCalibrator as ContextualCalibrator
+    from lm_eval_proca.calibration.prototypical import PrototypicalCalibrator as PrototypicalCalibrator
+    from lm_eval_proca.calibration.storage import load_calibrator as load_calibrator
+    from lm_eval_proca.errors import ProcaError as ProcaError
+    from lm_eval_proca.harness.task import CalibratedTask as CalibratedTask
+    from lm_eval_proca.score_table import ScoreTable as ScoreTable
 
 __version__ = "0.1.0"
 
@@ -35,19 +36,7 @@ _HOME = {
     "load_calibrator": "calibration.storage",
 }
 
-__all__ = [
-    "AnchoredCalibrator",
-    "BatchCalibrator",
-    "CalibratedTask",
-    "Calibrator",
-    "ContextualCalibrator",
-    "ProcaError",
-    "PrototypicalCalibrator",
-    "RepresentationCalibrator",
-    "ScoreTable",
-    "__version__",
-    "load_calibrator",
-]
+__all__ = ["__version__", *_HOME]
 
 
 def __getattr__(name: str) -> Any:

@@ -31,6 +31,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve, helmert
+from scipy.optimize import brentq
 from scipy.special import log_softmax, softmax
 
 from lm_eval_proca.calibration.base import Array, Calibrator
@@ -170,21 +171,6 @@ class AnchoredCalibrator(Calibrator):
         "max_iter": (Integral, 1),
         "tol": (Real, 0),
     }
-
-    anchor_shift_: Array
-    score_coef_: Array
-    intercept_: Array
-    temperature_: float
-    kept_anchor_: str
-    separation_: float
-    agreement_: float
-    raw_agreement_: float
-    stability_: float
-    skew_: float
-    smallest_share_: float
-    estimated_accuracy_: float
-    n_iter_: int
-    converged_: bool
 
     def __init__(
         self, *, anchor_strength: float = 20.0, prior: Any = "uniform", max_iter: int = 50, tol: float = 1e-4
@@ -364,8 +350,6 @@ class RepresentationCalibrator(AnchoredCalibrator):
 
     _allowed: ClassVar[dict[str, Any]] = {**AnchoredCalibrator._allowed, "n_components": (Integral, 1)}
 
-    layer_coef_: Array
-
     def __init__(
         self,
         *,
@@ -430,10 +414,4 @@ def _temperature(logits: Array, anchor: Array) -> float:
         return float(softmax(temperature * logits, axis=1).max(axis=1).mean())
 
     wanted = (confidence(1.0) + float(anchor.max(axis=1).mean())) / 2
-    low, high = 0.0, 1.0
-    if confidence(high) <= wanted:
-        return 1.0
-    for _ in range(40):
-        middle = (low + high) / 2
-        low, high = (middle, high) if confidence(middle) < wanted else (low, middle)
-    return high
+    return 1.0 if confidence(1.0) <= wanted else brentq(lambda t: confidence(t) - wanted, 0.0, 1.0)

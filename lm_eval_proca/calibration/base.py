@@ -60,12 +60,6 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):
     _allowed: ClassVar[dict[str, Any]] = {}
     """Values of each parameter: a set of words, or a kind of number and its least value."""
 
-    classes_: NDArray[np.int64]
-    n_features_in_: int
-    n_rows_: int
-    labels_: list[str] | None
-    origin_: dict[str, Any]
-
     def fit(
         self,
         X: Any,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from scipy.special import log_softmax
 
@@ -33,10 +33,6 @@ class BatchCalibrator(Calibrator):
     >>> BatchCalibrator().fit(scores).predict(scores).tolist()
     [0, 0, 1, 1]
     """
-
-    fits_on: ClassVar[str] = "estimate"
-
-    mean_log_proba_: Array
 
     def _fit(self, scores: Array) -> None:
         self.mean_log_proba_ = log_softmax(scores, axis=1).mean(axis=0)

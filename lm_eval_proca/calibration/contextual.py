@@ -37,8 +37,6 @@ class ContextualCalibrator(Calibrator):
 
     fits_on: ClassVar[str] = "content_free"
 
-    content_free_log_proba_: Array
-
     def _fit(self, scores: Array) -> None:
         # the mean of probabilities, normalised over labels; in logarithms, since long labels would underflow
         self.content_free_log_proba_ = log_softmax(logsumexp(scores, axis=0))

@@ -90,8 +90,6 @@ class PrototypicalCalibrator(Calibrator):
     1.0
     """
 
-    fits_on: ClassVar[str] = "estimate"
-
     _allowed: ClassVar[dict[str, Any]] = {
         "n_init": (Integral, 1),
         "max_iter": (Integral, 1),
@@ -103,18 +101,6 @@ class PrototypicalCalibrator(Calibrator):
         "features": {"log_prob", "prob", "log_likelihood"},
         "covariance_type": {"full", "tied", "diag"},
     }
-
-    means_: Array
-    covariances_: Array
-    weights_: Array
-    restart_: int
-    assignment_: NDArray[np.int64]
-    assignment_score_: float
-    assignment_margin_: float
-    assignment_scores_: Array
-    lower_bounds_: Array
-    n_iter_: NDArray[np.int64]
-    converged_: NDArray[np.bool_]
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """The command line ``lm-eval-proca``: one module per command, imported when the command is called.
 
-A command module has ``HELP`` (one line), ``add_arguments(parser)`` and ``run(args) -> int`` (the exit code).
+A command module has ``add_arguments(parser)`` and ``run(args) -> int`` (the exit code).
 """
 
 from __future__ import annotations
@@ -13,7 +13,19 @@ from collections.abc import Sequence
 from lm_eval_proca import __version__
 from lm_eval_proca.errors import ProcaError
 
-COMMANDS = ("analyze", "apply", "calibrate", "compare", "demo", "generate", "sweep", "tasks", "tasks-path")
+COMMANDS = {
+    "analyze": "the paper's analyses: a table and a figure from score tables, or from runs that it makes itself",
+    "apply": "use a calibrator saved by `lm-eval-proca calibrate --save` on new scores",
+    "calibrate": "calibrate finished runs from their scores: output folders of lm_eval, sample logs, or score tables",
+    "compare": "compare models and calibrators: the paper's table and a leaderboard from result folders",
+    "demo": "run lm_eval on proca_demo, 4 shots, with a small language model from PyPI",
+    "generate": "write an estimate set with the model itself, from two labeled examples per class (ProCa-g)",
+    "sweep": "run models x tasks x shots x seeds; finished cells are never repeated, "
+    "start again after any interruption",
+    "tasks": "list the tasks of lm-eval that can be calibrated, and why the others cannot; no dataset is loaded",
+    "tasks-path": "print the folder of the task YAMLs, for `lm_eval --include_path`",
+}
+"""What each of them does, in one line; here, so that `--help` imports none of their modules."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -25,12 +37,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"lm-eval-proca {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    called = argv[0] if argv else ""
-    for name in [called] if called in COMMANDS else COMMANDS:
-        module = importlib.import_module(f"{__name__}.{name.replace('-', '_')}")
-        command = commands.add_parser(name, help=module.HELP, description=module.HELP)
-        module.add_arguments(command)
-        command.set_defaults(run=module.run)
+    called = next((word for word in argv if word in COMMANDS), "")
+    for name, what in COMMANDS.items():
+        command = commands.add_parser(name, help=what, description=what)
+        if name == called:
+            module = importlib.import_module(f"{__name__}.{name.replace('-', '_')}")
+            module.add_arguments(command)
+            command.set_defaults(run=module.run)
     args = parser.parse_args(argv)
     try:
         return args.run(args)

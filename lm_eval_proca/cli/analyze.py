@@ -8,8 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from lm_eval.utils import setup_logging
+
+from lm_eval_proca.calibration.base import Calibrator
+from lm_eval_proca.calibration.registry import CALIBRATORS
 from lm_eval_proca.cli.options import (
     add_backend_options,
     add_param_option,
@@ -21,17 +25,23 @@ from lm_eval_proca.cli.options import (
     whole_number,
 )
 from lm_eval_proca.errors import ProcaError, ResultsError
-from lm_eval_proca.experiments.analyses import ANALYSES, NOTES
+from lm_eval_proca.experiments import ranks
+from lm_eval_proca.experiments.analyses import ANALYSES, NOTES, ablation, boundary, estimate_set, prompts, prototypes
+from lm_eval_proca.experiments.analyses import observations as need
+from lm_eval_proca.experiments.analyses.observations import Requirement, only, usable
+from lm_eval_proca.experiments.analyses.plan import PAPER, Plan
+from lm_eval_proca.experiments.cell import cell_scores
+from lm_eval_proca.experiments.runner import run_cells
+from lm_eval_proca.experiments.score_files import find_score_tables, read_run
+from lm_eval_proca.experiments.task_files import find_task_files
+from lm_eval_proca.fitting import make_calibrators
+from lm_eval_proca.harness.gather import is_first_process
+from lm_eval_proca.report import figures
+from lm_eval_proca.report.display import Display, MissingMatplotlib
+from lm_eval_proca.report.tabular import text_table, write_rows
+from lm_eval_proca.score_table import ScoreTable
+from lm_eval_proca.statistics import Observation, mean_by
 
-if TYPE_CHECKING:
-    from lm_eval_proca.calibration.base import Calibrator
-    from lm_eval_proca.experiments.analyses.observations import Requirement
-    from lm_eval_proca.experiments.analyses.plan import Plan
-    from lm_eval_proca.report.display import Display
-    from lm_eval_proca.score_table import ScoreTable
-    from lm_eval_proca.statistics import Observation
-
-HELP = "the paper's analyses: a table and a figure from score tables, or from runs that it makes itself"
 ALL = "all"
 
 
@@ -53,7 +63,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     runs = parser.add_argument_group("instead of FILE, runs with a model (start again after any interruption)")
     add_backend_options(runs, batch_size="auto")
     add = runs.add_argument
-    add("--model_args", nargs="+", metavar="KEY=VALUE", help="as for lm_eval, e.g. pretrained=NAME,dtype=float16")
     add("--tasks", nargs="+", help="other tasks than the paper's: names, groups or patterns")
     add("--num_fewshot", nargs="+", type=whole_number, metavar="N", help="other numbers of shots than the paper's")
     add("--seeds", nargs="+", type=whole_number, metavar="S", help="other seeds (prompts) than 0 1 2 ...")
@@ -61,10 +70,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from lm_eval_proca.calibration.registry import CALIBRATORS
-    from lm_eval_proca.experiments.score_files import find_score_tables, read_run
-    from lm_eval_proca.fitting import make_calibrators
-
     analyses = list(ANALYSES) if args.name == ALL else [args.name]
     if bool(args.files) == bool(args.model_args):
         raise ResultsError("Give either score tables (FILE ...) or a model to run (--model_args pretrained=NAME).")
@@ -77,10 +82,6 @@ def run(args: argparse.Namespace) -> int:
         tables = [read_run(path) for path in find_score_tables(args.files)]
         _analyze(args.name, tables, calibrators, Path(args.output))
         return 0
-
-    from lm_eval.utils import setup_logging
-
-    from lm_eval_proca.experiments import ranks
 
     setup_logging("ERROR")  # LMEVAL_LOG_LEVEL, if set, wins: the progress would be buried
     ranks.join()
@@ -103,9 +104,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _plan(name: str, args: argparse.Namespace) -> Plan:
     """The paper's runs, changed as the options say."""
-    from lm_eval_proca.experiments.analyses.plan import PAPER
-    from lm_eval_proca.experiments.task_files import find_task_files
-
     settings = {**dict(PAPER[name].settings), **dict(settings_of(args))}
     changed: dict[str, Any] = {"settings": tuple(settings.items())}
     if args.tasks:
@@ -121,11 +119,6 @@ def _tables_of_model(
     plans: Mapping[str, Plan], args: argparse.Namespace
 ) -> tuple[dict[str, list[ScoreTable]], list[str]]:
     """Make the runs that are not finished yet; the tables of each analysis, and a sentence per run that failed."""
-    from lm_eval_proca.experiments.cell import cell_scores
-    from lm_eval_proca.experiments.runner import run_cells
-    from lm_eval_proca.experiments.task_files import find_task_files
-    from lm_eval_proca.harness.gather import is_first_process
-
     model = model_of(args, args.model_args)
     folder = Path(args.output) / "runs"
     task_files = find_task_files([task for plan in plans.values() for task in plan.tasks], args.include_path)
@@ -148,10 +141,6 @@ def _tables_of_model(
 
 def _analyze(name: str, tables: Sequence[ScoreTable], calibrators: Mapping[str, Calibrator], output: Path) -> None:
     """Write every observation, print the means, draw the figure."""
-    from lm_eval_proca.experiments.analyses.observations import usable
-    from lm_eval_proca.report.display import MissingMatplotlib
-    from lm_eval_proca.report.tabular import text_table, write_rows
-
     analysis = _analyses()[name]
     fitting, reasons = usable(tables, analysis.requirements)
     if not fitting:
@@ -182,12 +171,6 @@ class _Analysis:
 
 
 def _analyses() -> dict[str, _Analysis]:
-    from lm_eval_proca.experiments.analyses import ablation, boundary, estimate_set, prompts, prototypes
-    from lm_eval_proca.experiments.analyses import observations as need
-    from lm_eval_proca.experiments.analyses.observations import only
-    from lm_eval_proca.report import figures
-    from lm_eval_proca.statistics import mean_by
-
     prompt = ("model", "task", "num_fewshot")
     boundaries = only(*prompt, "seed", "calibrator", "boundaries", "accuracy")
     thresholds = only(*prompt, "seed", "conventional_accuracy", "proca_accuracy", "best_accuracy", "best_threshold")

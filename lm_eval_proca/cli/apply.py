@@ -5,17 +5,15 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
+
+from lm_eval_proca.calibration.base import Calibrator
+from lm_eval_proca.calibration.storage import load_calibrator
 from lm_eval_proca.errors import CalibrationError
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from lm_eval_proca.calibration.base import Calibrator
-    from lm_eval_proca.experiments.score_files import NewScores
-
-HELP = "use a calibrator saved by `lm-eval-proca calibrate --save` on new scores"
+from lm_eval_proca.experiments.score_files import NewScores, read_scores
+from lm_eval_proca.report.tabular import check_rows_file, csv_text, write_rows
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,12 +33,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    import numpy as np
-
-    from lm_eval_proca.calibration.storage import load_calibrator
-    from lm_eval_proca.experiments.score_files import read_scores
-    from lm_eval_proca.report.tabular import check_rows_file, csv_text, write_rows
-
     check_rows_file(args.output)
     calibrator = load_calibrator(args.calibrator)
     rows = []

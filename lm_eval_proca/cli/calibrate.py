@@ -6,19 +6,29 @@ import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from lm_eval_proca.calibration.base import Calibrator
+from lm_eval_proca.calibration.registry import CALIBRATORS
+from lm_eval_proca.cli.calibrate_runs import calibrate_folders
 from lm_eval_proca.cli.options import add_param_option, calibrator_params, names
 from lm_eval_proca.errors import CalibrationError, ResultsError
+from lm_eval_proca.experiments.score_files import find_score_tables, read_run
+from lm_eval_proca.fitting import (
+    Measured,
+    Params,
+    calibrators_of_documents,
+    calibrators_of_run,
+    in_words,
+    make_calibrators,
+    recalibrate,
+    role_to_fit,
+)
+from lm_eval_proca.report.tabular import check_rows_file, text_table, write_rows
+from lm_eval_proca.run_files import visible_files
+from lm_eval_proca.score_table import ScoreTable
+from lm_eval_proca.statistics import Interval
 
-if TYPE_CHECKING:
-    from lm_eval_proca.calibration.base import Calibrator
-    from lm_eval_proca.experiments.recalibration import Measured
-    from lm_eval_proca.fitting import Params
-    from lm_eval_proca.score_table import ScoreTable
-    from lm_eval_proca.statistics import Interval
-
-HELP = "calibrate finished runs from their scores: output folders of lm_eval, sample logs, or score tables"
 HEADINGS = {"accuracy": "accuracy", "macro_f1": "macro-F1", "brier": "Brier", "calibration_error": "calibration error"}
 ESTIMATED = "own estimate"
 """Of its accuracy, which a fit makes without labels."""
@@ -50,11 +60,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from lm_eval_proca.experiments.recalibration import recalibrate
-    from lm_eval_proca.experiments.score_files import find_score_tables, read_run
-    from lm_eval_proca.fitting import calibrators_of_documents, calibrators_of_run
-    from lm_eval_proca.report.tabular import check_rows_file, text_table, write_rows
-
     params, named = _chosen(args)
     if any(map(_is_output_of_lm_eval, args.files)):
         return _calibrate_folders(
@@ -102,15 +107,11 @@ def run(args: argparse.Namespace) -> int:
 
 def _is_output_of_lm_eval(path: str) -> bool:
     """A results file, or a folder; but one with score tables has more than sample logs."""
-    from lm_eval_proca.run_files import visible_files
-
     found = Path(path)
     return found.suffix == ".json" or (found.is_dir() and not visible_files(found, "*.parquet"))
 
 
 def _calibrate_folders(args: argparse.Namespace, calibrators: Mapping[str, Calibrator]) -> int:
-    from lm_eval_proca.cli.calibrate_runs import calibrate_folders
-
     others = [path for path in args.files if not _is_output_of_lm_eval(path)]
     if others:
         raise ResultsError(f"{', '.join(others)}: calibrate score tables and single sample logs apart from folders.")
@@ -129,9 +130,6 @@ def _chosen(args: argparse.Namespace) -> tuple[Params, dict[str, Calibrator] | N
     A wrong --param is refused before any file is read, as far as its calibrator is known without one: the filters of
     a run may have names of their own.
     """
-    from lm_eval_proca.calibration.registry import CALIBRATORS
-    from lm_eval_proca.fitting import make_calibrators
-
     params = calibrator_params(args.param)
     if args.calibrators:
         return params, make_calibrators(names([args.calibrators]), params)
@@ -153,8 +151,6 @@ def _headline(table: ScoreTable) -> str:
 
 
 def _notes(table: ScoreTable, measured: Sequence[Measured], failures: Mapping[str, str]) -> list[str]:
-    from lm_eval_proca.fitting import in_words
-
     notes: list[str] = []
     folds = max((row.fit.folds for row in measured if row.fit is not None), default=1)
     if folds > 1:
@@ -182,22 +178,19 @@ def _report(row: Measured) -> dict[str, Any]:
 
 def _label_rows(table: ScoreTable, measured: Sequence[Measured]) -> list[dict[str, Any]]:
     """Per label: how often it is right, and what each method gives it; last the standard deviation of recalls."""
-    rows = []
-    for row in measured:
-        bias = row.bias
-        for k, label in enumerate(table.labels):
-            rows.append(
-                {
-                    "calibrator": row.name,
-                    "label": label,
-                    "mean probability": bias.mean_probability and bias.mean_probability[k],
-                    "predicted": bias.predicted_share[k],
-                    "gold": bias.gold_share[k],
-                    "recall": bias.recall[k],
-                    "sd of recalls": bias.recall_sd if k == 0 else None,
-                }
-            )
-    return rows
+    return [
+        {
+            "calibrator": row.name,
+            "label": label,
+            "mean probability": row.bias.mean_probability and row.bias.mean_probability[k],
+            "predicted": row.bias.predicted_share[k],
+            "gold": row.bias.gold_share[k],
+            "recall": row.bias.recall[k],
+            "sd of recalls": row.bias.recall_sd if k == 0 else None,
+        }
+        for row in measured
+        for k, label in enumerate(table.labels)
+    ]
 
 
 def _number(measure: Interval) -> str:
@@ -207,8 +200,6 @@ def _number(measure: Interval) -> str:
 
 
 def _row(file: str, table: ScoreTable, row: Measured) -> dict[str, Any]:
-    from lm_eval_proca.fitting import role_to_fit
-
     known = table.metadata
     numbers = {
         f"{name}{suffix}": number

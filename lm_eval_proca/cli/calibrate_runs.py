@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from tqdm import tqdm
+
+from lm_eval_proca.calibration.base import Calibrator
 from lm_eval_proca.errors import ResultsError
+from lm_eval_proca.experiments.finished_runs import (
+    CalibratedRun,
+    FittedTask,
+    calibrate_run,
+    write_samples,
+)
+from lm_eval_proca.report.tabular import write_file
 from lm_eval_proca.run_files import RESULT_FILE, result_files, samples_file, samples_without_results
-
-if TYPE_CHECKING:
-    from lm_eval_proca.calibration.base import Calibrator
-    from lm_eval_proca.experiments.finished_runs import CalibratedRun
 
 NAMED = 5
 """So many tasks are named where a sentence is about many."""
@@ -22,13 +29,11 @@ NAMED = 5
 
 def calibrate_folders(paths: Sequence[str], calibrators: Mapping[str, Calibrator], output: str | None) -> int:
     """Print lm-eval's table with calibrated rows for every results file; 1 if something was skipped."""
-    from lm_eval_proca.experiments.finished_runs import FittedTask, calibrate_run, write_document, write_samples
-
     files = result_files(paths)
     targets = _targets(paths, files, output)
     problems = [
         f"{path} was skipped: there is no results file of the same date beside it."
-        for path in samples_without_results([path for path in paths if _is_folder(path)], files)
+        for path in samples_without_results([path for path in paths if Path(path).is_dir()], files)
     ]
     with progress(files) as done:
         for file in files:
@@ -47,7 +52,8 @@ def calibrate_folders(paths: Sequence[str], calibrators: Mapping[str, Calibrator
             problems += [f"{one.task} of {file} was skipped: {one.reason}." for one in run.skipped]
             if target is not None:
                 _copy_other_samples(run, target)
-                write_document(run.document, target)  # last: whoever finds it finds the samples
+                # Last: whoever finds it finds the samples.
+                write_file(json.dumps(run.document, indent=2, ensure_ascii=False), target)
     for problem in problems:
         print(f"lm-eval-proca calibrate: {problem}", file=sys.stderr)
     if output is not None:
@@ -58,16 +64,10 @@ def calibrate_folders(paths: Sequence[str], calibrators: Mapping[str, Calibrator
 @contextmanager
 def progress(files: Iterable[Path]) -> Iterator[Callable[[], Any]]:
     """A bar over the sample logs of all results files, on a terminal only."""
-    from tqdm import tqdm
-
     dates = [(file.parent, match["date"]) for file in files if (match := RESULT_FILE.fullmatch(file.name))]
     total = sum(1 for folder, date in dates for _ in folder.glob(f"samples_*_{date}.jsonl"))
     with tqdm(total=total, unit="tasks", desc="calibrating", disable=None) as bar:
         yield bar.update
-
-
-def _is_folder(path: str) -> bool:
-    return Path(path).is_dir()
 
 
 def _targets(paths: Sequence[str], files: Sequence[Path], output: str | None) -> dict[Path, Path]:
@@ -76,7 +76,7 @@ def _targets(paths: Sequence[str], files: Sequence[Path], output: str | None) ->
         return {}
     targets: dict[Path, Path] = {}
     for file in files:
-        folder = next((Path(path) for path in paths if file.is_relative_to(path) and _is_folder(path)), file.parent)
+        folder = next((Path(path) for path in paths if file.is_relative_to(path) and Path(path).is_dir()), file.parent)
         target = Path(output) / file.relative_to(folder)
         if target.resolve() == file.resolve() or target in targets.values():
             raise ResultsError(f"{file} would be written to {target}, where another result is; name another --output.")
@@ -95,8 +95,7 @@ def _copy_other_samples(run: CalibratedRun, target: Path) -> None:
 
 
 def _print(run: CalibratedRun) -> None:
-    from lm_eval.utils import make_table
-    from tqdm import tqdm
+    from lm_eval.utils import make_table  # score tables, of the same command, need no lm-eval
 
     document = {"versions": {}, **run.document}
     lines = [f"{document.get('model_name') or 'unknown model'}, {run.file}", make_table(document)]

@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from lm_eval_proca.cli.calibrate_runs import progress
 from lm_eval_proca.errors import ResultsError
+from lm_eval_proca.experiments.finished_runs import FittedTask, answers, calibrate_run
+from lm_eval_proca.fitting import calibrators_of_documents
+from lm_eval_proca.report.comparison import Calibrated, Report, compare
+from lm_eval_proca.report.formats import latex, markdown, spreadsheet, structured, terminal
+from lm_eval_proca.report.page import render_page
+from lm_eval_proca.report.results import Notice, matches
 from lm_eval_proca.report.tabular import write_file
 from lm_eval_proca.run_files import result_files, samples_file
 
-if TYPE_CHECKING:
-    from lm_eval_proca.experiments.finished_runs import FittedTask
-    from lm_eval_proca.report.comparison import Calibrated, Report
-
-HELP = "compare models and calibrators: the paper's table and a leaderboard from result folders"
-
-FORMATS = {
-    "terminal": "lm_eval_proca.report.formats.terminal",
-    "markdown": "lm_eval_proca.report.formats.markdown",
-    "csv": "lm_eval_proca.report.formats.spreadsheet",
-    "latex": "lm_eval_proca.report.formats.latex",
-    "json": "lm_eval_proca.report.formats.structured",
-}
+FORMATS = {"terminal": terminal, "markdown": markdown, "csv": spreadsheet, "latex": latex, "json": structured}
 SUFFIXES = {".md": "markdown", ".csv": "csv", ".tex": "latex", ".json": "json"}
 WITH_NOTICES = ("terminal", "markdown")
 SOMETHING_SKIPPED = 3
@@ -58,17 +51,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    # SciPy takes a second to import; `--help` and usage errors need not wait for it.
-    from lm_eval_proca.report.comparison import compare
-
     patterns, files = args.tasks.split(","), result_files(args.folders)
     calibrated = _calibrated(files, ["*"] if args.groups else patterns)
     report = compare(files, patterns, calibrated, groups=args.groups)
     format_ = args.format or SUFFIXES.get(Path(args.output or "").suffix.lower(), "terminal")
     _write_tables(report, format_, args.output)
     if args.html is not None:
-        from lm_eval_proca.report.page import render_page
-
         write_file(render_page(report), args.html)
         print(f"page written to {args.html}", file=sys.stderr)
     _say(report, shown=args.output is None and format_ in WITH_NOTICES)
@@ -77,41 +65,29 @@ def run(args: argparse.Namespace) -> int:
 
 def _calibrated(files: Sequence[Path], patterns: Sequence[str]) -> Calibrated:
     """What results files that have sample logs and no calibrated rows would be with such rows."""
-    from lm_eval_proca.cli.calibrate_runs import progress
-    from lm_eval_proca.experiments.finished_runs import answers, calibrate_run, read_document, why_unchanged
-    from lm_eval_proca.fitting import calibrators_of_documents
-    from lm_eval_proca.report.answers import Correct
-    from lm_eval_proca.report.comparison import Calibrated
-    from lm_eval_proca.report.results import Notice, matches
-
     found = Calibrated()
     calibrators = calibrators_of_documents(hidden_states=False)
     count = 0
 
     def keep(task: FittedTask) -> None:
-        found.answers[task.samples] = Correct.of(*answers(task))
+        found.answers[task.samples] = answers(task)
 
     with progress(files) as done:
         for file in files:
+
+            def wanted(task: str, file: Path = file) -> bool:
+                return matches(task, patterns) and samples_file(file, task).is_file()
+
             try:
-                document = read_document(file)
+                run = calibrate_run(file, calibrators, wanted=wanted, keep=keep, done=done)
             except ResultsError:  # for the comparison to name
                 continue
-            possible = {
-                task
-                for task in document["configs"]
-                if matches(task, patterns)
-                and why_unchanged(document, task) is None
-                and samples_file(file, task).is_file()
-            }
-            if not possible:
-                continue
-            run = calibrate_run(file, calibrators, wanted=possible.__contains__, keep=keep, done=done)
             for one in run.skipped:
                 kind = "damaged" if one.damaged else "left out"
                 found.notices.append(Notice(kind, f"{one.task} of {file} was skipped: {one.reason}."))
                 del run.document["configs"][one.task]
-            found.documents[file] = run.document
+            if run.calibrated or run.skipped:
+                found.documents[file] = run.document
             count += len(run.calibrated)
     if count:
         text = f"{count} results were calibrated here, cross-fitted on the evaluation rows in their sample logs"
@@ -120,15 +96,14 @@ def _calibrated(files: Sequence[Path], patterns: Sequence[str]) -> Calibrated:
 
 
 def _write_tables(report: Report, format_: str, output: str | None) -> None:
-    renderer = importlib.import_module(FORMATS[format_])
     if output is not None:
-        write_file(renderer.render(report), output)
+        write_file(FORMATS[format_].render(report), output)
         print(f"tables written to {output}", file=sys.stderr)
     elif format_ == "terminal" and sys.stdout.isatty():
         width = os.get_terminal_size(sys.stdout.fileno()).columns
-        sys.stdout.write(renderer.render(report, width=width, color=True))
+        sys.stdout.write(terminal.render(report, width=width, color=True))
     else:
-        sys.stdout.write(renderer.render(report))
+        sys.stdout.write(FORMATS[format_].render(report))
 
 
 def _say(report: Report, shown: bool) -> None:

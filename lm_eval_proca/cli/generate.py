@@ -5,23 +5,20 @@ from __future__ import annotations
 import argparse
 import sys
 
-from lm_eval_proca.cli.options import add_backend_options, model_of, positive, settings_of, whole_number
+from lm_eval.utils import setup_logging
 
-HELP = "write an estimate set with the model itself, from two labeled examples per class (ProCa-g)"
+from lm_eval_proca.cli.options import add_backend_options, model_of, positive, settings_of, whole_number
+from lm_eval_proca.experiments.cell import Cell
+from lm_eval_proca.experiments.generation import Generation, default_per_class, generate
+from lm_eval_proca.experiments.runner import load_task
+from lm_eval_proca.experiments.task_files import find_single_task
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     # Rows that are sampled together share random numbers: the batch size decides what is written.
-    add_backend_options(parser, batch_size=64)
+    add_backend_options(parser, batch_size=64, required=True)
     add = parser.add_argument
     add("--task", required=True, help="the calibrated task to write inputs for, e.g. proca_sst2")
-    add(
-        "--model_args",
-        nargs="+",
-        required=True,
-        metavar="KEY=VALUE",
-        help="as for lm_eval, e.g. pretrained=NAME,dtype=float16",
-    )
     add("--size", type=positive, metavar="N", help="inputs wanted (default: the task's own estimate size)")
     add("--seed", type=whole_number, default=0, help="of the demonstrations and of sampling (default: %(default)s)")
     add("--per_class", type=positive, metavar="N", help="labeled examples per class (default: 2; 1 from ten labels on)")
@@ -31,13 +28,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from lm_eval.utils import setup_logging
-
-    from lm_eval_proca.experiments.cell import Cell
-    from lm_eval_proca.experiments.generation import Generation, default_per_class, generate
-    from lm_eval_proca.experiments.runner import load_task
-    from lm_eval_proca.experiments.task_files import find_single_task
-
     setup_logging("ERROR")  # LMEVAL_LOG_LEVEL, if set, wins: the progress would be buried
     name, file = find_single_task(args.task, args.include_path)
     task = load_task(Cell(name, 0, args.seed, settings=settings_of(args), file=file), {})

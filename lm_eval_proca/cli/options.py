@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lm_eval_proca.errors import CalibrationError, TaskError
@@ -45,8 +46,8 @@ def add_include_path(parser: argparse._ActionsContainer) -> None:
     )
 
 
-def add_backend_options(parser: argparse._ActionsContainer, *, batch_size: int | str) -> None:
-    """The model's backend, the settings of the tasks and their folders, in lm_eval's words."""
+def add_backend_options(parser: argparse._ActionsContainer, *, batch_size: int | str, **model_args: Any) -> None:
+    """The model, the settings of the tasks and their folders, in lm_eval's words; `model_args` change that option."""
     add = parser.add_argument
     add_include_path(parser)
     add("--model", default="hf-shared-prefix", help="lm-eval's name of the backend (default: %(default)s)")
@@ -60,6 +61,8 @@ def add_backend_options(parser: argparse._ActionsContainer, *, batch_size: int |
         metavar="proca.KEY=VALUE",
         help="settings for every task, as for lm_eval",
     )
+    model_args.setdefault("help", "as for lm_eval, e.g. pretrained=NAME,dtype=float16")
+    add("--model_args", nargs="+", metavar="KEY=VALUE", **model_args)
 
 
 def model_of(args: argparse.Namespace, given: Sequence[str]) -> Model:
@@ -95,14 +98,6 @@ def names(given: Sequence[str]) -> list[str]:
     return [name for part in given for name in part.split(",") if name]
 
 
-def whole_number(text: str) -> int:
-    return _at_least(0, text)
-
-
-def positive(text: str) -> int:
-    return _at_least(1, text)
-
-
 def _at_least(least: int, text: str) -> int:
     try:
         number = int(text)
@@ -111,3 +106,6 @@ def _at_least(least: int, text: str) -> int:
     if number < least:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
     return number
+
+
+whole_number, positive = partial(_at_least, 0), partial(_at_least, 1)

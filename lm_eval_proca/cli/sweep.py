@@ -6,17 +6,20 @@ import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING
+
+import datasets
+from lm_eval.utils import setup_logging
 
 from lm_eval_proca.cli.options import add_backend_options, model_of, names, positive, settings_of, whole_number
 from lm_eval_proca.errors import ModelError
-
-if TYPE_CHECKING:
-    from lm_eval_proca.experiments.cell import Cell, Model
-    from lm_eval_proca.experiments.runner import Failure, Outcome
-    from lm_eval_proca.experiments.sweep import Prompts
-
-HELP = "run models x tasks x shots x seeds; finished cells are never repeated, start again after any interruption"
+from lm_eval_proca.experiments import ranks
+from lm_eval_proca.experiments.cell import Cell, Model, earlier_runs, unfinished_cells
+from lm_eval_proca.experiments.generation import evaluate_generating
+from lm_eval_proca.experiments.runner import Failure, Outcome, run_cells
+from lm_eval_proca.experiments.sweep import Prompts, estimate_cost, grid, render_prompts, token_counter
+from lm_eval_proca.experiments.task_files import find_task_files
+from lm_eval_proca.harness.gather import is_first_process
+from lm_eval_proca.statistics import grouped
 
 PAPER_SHOTS = (0, 1, 4, 8)
 PAPER_SEEDS = (0, 1, 2, 3, 4)
@@ -25,16 +28,9 @@ GENERATED = "generated"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_backend_options(parser, batch_size="auto")
+    once_per_model = "as for lm_eval, e.g. pretrained=NAME,dtype=float16; give the option once per model"
+    add_backend_options(parser, batch_size="auto", action="append", required=True, help=once_per_model)
     add = parser.add_argument
-    add(
-        "--model_args",
-        action="append",
-        nargs="+",
-        required=True,
-        metavar="KEY=VALUE",
-        help="as for lm_eval, e.g. pretrained=NAME,dtype=float16; give the option once per model",
-    )
     add("--tasks", nargs="+", default=PAPER_TASKS, help="tasks, groups or patterns (default: the paper's nine)")
     add("--num_fewshot", nargs="+", type=whole_number, default=PAPER_SHOTS, metavar="N", help="default: 0 1 4 8")
     add("--seeds", nargs="+", type=whole_number, default=PAPER_SEEDS, metavar="S", help="default: 0 1 2 3 4")
@@ -50,14 +46,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    import datasets
-    from lm_eval.utils import setup_logging
-
-    from lm_eval_proca.experiments import ranks
-    from lm_eval_proca.experiments.sweep import grid
-    from lm_eval_proca.experiments.task_files import find_task_files
-    from lm_eval_proca.harness.gather import is_first_process
-
     # Hundreds of runs would bury the plan and the progress; LMEVAL_LOG_LEVEL, if set, wins.
     setup_logging("ERROR")
     datasets.disable_progress_bars()
@@ -72,28 +60,15 @@ def run(args: argparse.Namespace) -> int:
         work = _print_plan(cells, models, args)
     if args.dry_run:
         return 0
+    evaluate = evaluate_generating if generated else None
+    outcomes: list[Outcome] = []
     try:
-        return _run_all(cells, models, args, work)
+        for model in models:
+            outcomes += run_cells(cells, model, args.output_path, evaluate=evaluate, work=work.get(model.name))
+            model.unload()
     except KeyboardInterrupt:
         print("\nInterrupted. Finished cells are kept; the same command goes on from here.", file=sys.stderr)
         return 130
-
-
-def _run_all(
-    cells: Sequence[Cell],
-    models: Sequence[Model],
-    args: argparse.Namespace,
-    work: Mapping[str, Mapping[Cell, float]],
-) -> int:
-    from lm_eval_proca.experiments.generation import evaluate_generating
-    from lm_eval_proca.experiments.runner import run_cells
-    from lm_eval_proca.harness.gather import is_first_process
-
-    evaluate = evaluate_generating if args.estimate == GENERATED else None
-    outcomes: list[Outcome] = []
-    for model in models:
-        outcomes += run_cells(cells, model, args.output_path, evaluate=evaluate, work=work.get(model.name))
-        model.unload()
     failed = [outcome for outcome in outcomes if outcome.failure is not None]
     if is_first_process():
         _print_end(outcomes, failed, args.output_path)
@@ -115,9 +90,6 @@ def _print_plan(
     args: argparse.Namespace,
 ) -> dict[str, dict[Cell, float]]:
     """Say what is finished and what is to do; give the tokens of each cell, by the name of the model."""
-    from lm_eval_proca.experiments.cell import earlier_runs, unfinished_cells
-    from lm_eval_proca.experiments.sweep import render_prompts
-
     todo = {model.name: unfinished_cells(cells, model, args.output_path) for model in models}
     total, left = len(cells) * len(models), sum(map(len, todo.values()))
     print(
@@ -134,21 +106,14 @@ def _print_plan(
 def _print_model(
     model: Model, cells: Sequence[Cell], todo: Sequence[Cell], prompts: Mapping[Cell, Prompts | Failure]
 ) -> dict[Cell, float]:
-    from lm_eval_proca.experiments.sweep import Cost, Prompts, estimate_cost, token_counter
-
     print(f"\n{model.name}")
     if not todo:
         print("  nothing to do")
         return {}
     count, counted_with = token_counter(model)
-    costs: dict[Cell, Cost] = {}
-    problems: dict[str, None] = {}
-    for cell in todo:
-        rendered = prompts[cell]
-        if isinstance(rendered, Prompts):
-            costs[cell] = estimate_cost(rendered, count)
-        else:
-            problems[rendered.sentence] = None
+    rendered = {cell: prompts[cell] for cell in todo}
+    costs = {cell: estimate_cost(found, count) for cell, found in rendered.items() if isinstance(found, Prompts)}
+    problems = dict.fromkeys(found.sentence for found in rendered.values() if isinstance(found, Failure))
     width = max(len(cell.task) for cell in cells)
     print(f"  {'task':{width}}  shots  finished  to do   documents    requests        tokens   prefix once")
     for (task, shots), row in groupby(cells, key=lambda cell: (cell.task, cell.num_fewshot)):
@@ -173,11 +138,7 @@ def _print_model(
 def _print_end(outcomes: Sequence[Outcome], failed: Sequence[Outcome], output_path: str) -> None:
     print(f"\n{len(outcomes) - len(failed)} of {len(outcomes)} cells are finished in {output_path}", end="")
     print(f", {len(failed)} failed:" if failed else ".")
-    by_sentence: dict[str, list[Outcome]] = {}
-    for outcome in failed:
-        if outcome.failure is not None:
-            by_sentence.setdefault(outcome.failure.sentence, []).append(outcome)
-    for sentence, alike in by_sentence.items():
+    for sentence, alike in grouped(failed, lambda outcome: outcome.failure and outcome.failure.sentence).items():
         print(f"  {sentence}")
         examples = ", ".join(outcome.cell.name for outcome in alike[:3])
         print(f"    {examples}{f' and {len(alike) - 3} more' if len(alike) > 3 else ''}; log: {alike[0].log}")

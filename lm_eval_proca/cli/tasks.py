@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from lm_eval_proca.cli.options import add_include_path
-
-HELP = "list the tasks of lm-eval that can be calibrated, and why the others cannot; no dataset is loaded"
+from lm_eval_proca.experiments.task_files import find_task_configs
+from lm_eval_proca.harness.fixed_labels import judge
+from lm_eval_proca.report.tabular import text_table
 
 SPLITS = ("training_split", "validation_split", "test_split", "fewshot_split")
 
@@ -22,24 +23,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from lm_eval_proca.experiments.task_files import find_task_configs
-    from lm_eval_proca.harness.fixed_labels import judge
-    from lm_eval_proca.report.tabular import text_table
-
     configs = find_task_configs(args.pattern, args.include_path)
     verdicts = {name: judge(config) for name, config in sorted(configs.items())}
-    rows = []
-    for name, verdict in verdicts.items():
-        answer = "yes" if verdict.labels else "no" if verdict.final else "the run decides"
-        rows.append(
-            {
-                "task": name,
-                "calibrated": answer,
-                "labels": len(verdict.labels) if verdict.labels else None,
-                "splits": _splits(configs[name]),
-                "why": verdict.obstacle,
-            }
-        )
+    rows = [
+        {
+            "task": name,
+            "calibrated": "yes" if verdict.labels else "no" if verdict.final else "the run decides",
+            "labels": len(verdict.labels) if verdict.labels else None,
+            "splits": _splits(configs[name]),
+            "why": verdict.obstacle,
+        }
+        for name, verdict in verdicts.items()
+    ]
     print(text_table(rows))
     sizes = Counter(len(verdict.labels) for verdict in verdicts.values() if verdict.labels)
     obstacles = Counter((not verdict.final, verdict.obstacle) for verdict in verdicts.values() if verdict.obstacle)

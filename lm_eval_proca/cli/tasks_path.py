@@ -6,8 +6,6 @@ import argparse
 
 from lm_eval_proca_discovery import task_configs_path
 
-HELP = "print the folder of the task YAMLs, for `lm_eval --include_path`"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """No arguments."""

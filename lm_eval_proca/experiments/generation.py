@@ -10,12 +10,13 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any
+from unittest.mock import patch
 
 from lm_eval.api.instance import Instance
 from tqdm import tqdm
@@ -113,22 +114,25 @@ def generate(
         "lm_eval_proca": lm_eval_proca.__version__,
         "identity": identity,
     }
-    rounds = _Rounds(path.with_name(f"{path.name}.partial"), origin)
-    rows, counts = _select(rounds.texts, template, demonstrations, task)
+    partial = path.with_name(f"{path.name}.partial")
+    rounds = _begun(partial, origin)
+    texts = [text for of_round in rounds for text in of_round]
+    rows, counts = _select(texts, template, demonstrations, task)
     with tqdm(
         total=wanted.size, initial=min(len(rows), wanted.size), desc=f"{task.config.task}: kept", disable=not progress
     ) as bar:
-        while len(rows) < wanted.size and len(rounds.texts) < wanted.most:
-            number = len(rounds)
-            prompts = _prompts(task, template, demonstrations, number, wanted)
-            rounds.add(_continuations(model, task, prompts, number, origin))
-            rows, counts = _select(rounds.texts, template, demonstrations, task)
+        while len(rows) < wanted.size and len(texts) < wanted.most:
+            prompts = _prompts(task, template, demonstrations, len(rounds), wanted)
+            rounds.append(_continuations(model, task, prompts, len(rounds), origin))
+            _append(partial, rounds[-1], mode="ab")
+            texts += rounds[-1]
+            rows, counts = _select(texts, template, demonstrations, task)
             bar.update(min(len(rows), wanted.size) - bar.n)
     rows = rows[: wanted.size]
-    provenance = {**origin, "generations": len(rounds.texts), "rows": len(rows), "counts": counts}
+    provenance = {**origin, "generations": len(texts), "rows": len(rows), "counts": counts}
     with replacing(path) as unfinished, open(unfinished, "w", encoding="utf-8") as file:
         file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in [{ESTIMATE_FILE_KEY: provenance}, *rows])
-    rounds.path.unlink()
+    partial.unlink()
     return provenance
 
 
@@ -153,17 +157,13 @@ def evaluate_generating(cell: Cell, model: Model, folder: Path) -> Mapping[str, 
     name = f"{cell.task}-seed{cell.seed}-{digest(generation_identity(task, model, wanted))}.jsonl"
     file = folder.parent / "generated" / name
     # One process generates; sampled text would differ between processes that share the work.
-    written = compute_once(lambda: _generated(task, model, wanted, file))
+    compute_once(lambda: generate(task, model, wanted, file, progress=False))
+    written = compute_once(file.read_bytes)
     if not file.exists():  # a node with a disk of its own
         file.parent.mkdir(parents=True, exist_ok=True)
         with replacing(file) as unfinished:
             unfinished.write_bytes(written)
     return evaluate_cell(replace(cell, settings=(*cell.settings, ("estimate_file", file))), model, folder)
-
-
-def _generated(task: CalibratedTask, model: Model, wanted: Generation, file: Path) -> bytes:
-    generate(task, model, wanted, file, progress=False)
-    return file.read_bytes()
 
 
 # ------------------------------------------------------------------ prompts
@@ -226,26 +226,19 @@ def _continuations(
         Instance(request_type="generate_until", doc={}, arguments=(prompt, dict(options)), idx=i)
         for i, prompt in enumerate(prompts)
     ]
-    with _whole_rounds(model.load(), len(prompts)) as lm:
+    with _whole_rounds(model.load(), len(prompts)):
         torch.manual_seed(Random(f"sampling-{origin['seed']}-{number}").getrandbits(63))
-        return list(lm.generate_until(requests, disable_tqdm=True))
+        return list(model.load().generate_until(requests, disable_tqdm=True))
 
 
-@contextmanager
-def _whole_rounds(lm: Any, round_size: int) -> Iterator[Any]:
+def _whole_rounds(lm: Any, round_size: int) -> AbstractContextManager[Any]:
     """Where the batch size is "auto", sample a round in one batch.
 
     HFLM would look for the largest batch of full-length prompts that fits into memory. That takes minutes on a CPU, and
     what is written would depend on how much memory is free, since rows of a batch share random numbers.
     """
     automatic = getattr(lm, "batch_size_per_gpu", None) == "auto"
-    if automatic:
-        lm.batch_size_per_gpu = round_size
-    try:
-        yield lm
-    finally:
-        if automatic:
-            lm.batch_size_per_gpu = "auto"
+    return patch.object(lm, "batch_size_per_gpu", round_size) if automatic else nullcontext()
 
 
 # ------------------------------------------------------------------ rows
@@ -279,36 +272,19 @@ def _select(
     return rows, dict(counts)
 
 
-class _Rounds:
+def _begun(path: Path, origin: Mapping[str, Any]) -> list[list[str]]:
     """What the model has written so far, one JSON line per round; a line that was cut off never happened."""
-
-    def __init__(self, path: Path, origin: Mapping[str, Any]) -> None:
-        self.path = path
-        self._rounds: list[list[str]] = []
-        whole = b""
-        if path.exists():
-            content = path.read_bytes()
-            whole = content[: content.rfind(b"\n") + 1]
-        if whole:
-            begun, *rounds = (json.loads(line) for line in whole.splitlines())
-            _check_same(path, "was begun as", begun, origin["identity"])
-            self._rounds = rounds
-            with open(path, "r+b") as file:
-                file.truncate(len(whole))
-        else:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            _append(path, origin, mode="wb")
-
-    def __len__(self) -> int:
-        return len(self._rounds)
-
-    @property
-    def texts(self) -> list[str]:
-        return [text for texts in self._rounds for text in texts]
-
-    def add(self, texts: list[str]) -> None:
-        _append(self.path, texts, mode="ab")
-        self._rounds.append(texts)
+    content = path.read_bytes() if path.exists() else b""
+    whole = content[: content.rfind(b"\n") + 1]
+    if not whole:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _append(path, origin, mode="wb")
+        return []
+    begun, *rounds = (json.loads(line) for line in whole.splitlines())
+    _check_same(path, "was begun as", begun, origin["identity"])
+    with open(path, "r+b") as file:
+        file.truncate(len(whole))
+    return rounds
 
 
 def _append(path: Path, value: Any, *, mode: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from lm_eval_proca.harness.data import fixed_part
 from lm_eval_proca.harness.estimate import (
     UnlabeledDoc,
     content_free_docs,
-    draw_estimate_rows,
+    draw_rows,
     fingerprint,
     read_estimate_file,
     without_label,
@@ -42,7 +42,6 @@ class Plan:
     """What the results file and the score table say about this run."""
     origin: dict[str, Any]
     """Model and identity, from the task's files as they are now: they may be edited while the model scores."""
-    warnings: tuple[str, ...]
 
     @property
     def cost(self) -> str:
@@ -110,7 +109,7 @@ def make_plan(
     if from_file is not None:
         record |= {"estimate_source": f"file:{file}", "generated_by": generated_by}
     origin = identity_of_task(task.config.metadata, asdict(task.settings), record)
-    return Plan(documents, calibration_docs, record, origin, tuple(_missing_demonstrations(task, shots)))
+    return Plan(documents, calibration_docs, record, origin)
 
 
 def _estimate_seed(task: CalibratedTask) -> int:
@@ -124,20 +123,21 @@ def _forbidden(task: CalibratedTask) -> set[tuple[str, ...]]:
 
 
 def _estimate_docs(task: CalibratedTask) -> list[Labeled]:
-    forbidden, pool = _forbidden(task), task.estimate_pool
-    rows = draw_estimate_rows(
-        pool,
-        task.settings.estimate_size,
-        _estimate_seed(task),
-        task=task.task_name,
-        allowed=lambda row: task.text_of(row) not in forbidden,
+    forbidden, size = _forbidden(task), task.settings.estimate_size
+    rows = draw_rows(
+        task.estimate_pool, size, _estimate_seed(task), allowed=lambda row: task.text_of(row) not in forbidden
     )
-    return [(without_label(row, task.label_column), _gold_if_any(task, row)) for row in (pool[i] for i in rows)]
+    if len(rows) < size:
+        raise TaskError(
+            f"{task.task_name}: estimate_size is {size}, but the estimate split has only {len(rows)} rows that are "
+            f"neither evaluated nor demonstrations; set --metadata proca.estimate_size={len(rows)} or less."
+        )
+    return [(without_label(row, task.label_column), gold_if_any(task.gold, row)) for row in rows]
 
 
-def _gold_if_any(task: CalibratedTask, doc: Mapping[str, Any]) -> int:
+def gold_if_any(gold_of: Callable[[Any], int], doc: Mapping[str, Any]) -> int:
     try:
-        return task.gold(doc)
+        return gold_of(doc)
     except Exception:  # an unlabeled row may fail in any template or function of the YAML
         return NO_GOLD
 
@@ -193,12 +193,14 @@ def _check_shown_columns(task: CalibratedTask, blank: UnlabeledDoc, prompt_optio
             )
 
 
-def _missing_demonstrations(task: CalibratedTask, shots: int) -> list[str]:
-    shown = {_gold_if_any(task, row) for row in task.sampler.sample(shots)}
+def missing_demonstrations(task: CalibratedTask) -> str | None:
+    """Which labels no demonstration shows, unless that was asked for."""
+    shots = task.config.num_fewshot or 0
+    shown = {gold_if_any(task.gold, row) for row in task.sampler.sample(shots)}
     missing = [label for k, label in enumerate(task.labels) if k not in shown]
     if not shown or NO_GOLD in shown or not missing or task.settings.demonstration_counts is not None:
-        return []
-    return [
+        return None
+    return (
         f"none of the {shots} demonstrations of seed {task.sampler.seed} shows {', '.join(missing)}; choose their "
         f"labels with proca.demonstration_counts, or another --seed"
-    ]
+    )

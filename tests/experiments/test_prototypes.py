@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy.stats import ttest_1samp
 
 from lm_eval_proca import BatchCalibrator, RepresentationCalibrator
 from lm_eval_proca.experiments.analyses.prototypes import by_task, clouds, hidden_states, prototypes
@@ -14,7 +15,9 @@ CALIBRATORS = {"bc": BatchCalibrator(), "proca_h": RepresentationCalibrator()}
 
 def tables() -> list:
     return [
-        made_table(task, seed=seed, separation=0.5, hidden=True) for task in ("proca_a", "proca_b") for seed in (0, 1)
+        made_table(task, seed=seed, separation=0.5, hidden=True)
+        for task, seeds in (("proca_a", (0, 1)), ("proca_b", (2, 3)))
+        for seed in seeds
     ]
 
 
@@ -31,6 +34,8 @@ def test_every_method_is_measured_and_averages_are_over_tasks() -> None:
         if (a["calibrator"], b["calibrator"]) == ("proca_h", "bc") and (a["task"], a["seed"]) == (b["task"], b["seed"])
     ]
     assert float(rows["proca_h less this"]["bc"].split()[0]) == pytest.approx(np.mean(differences), abs=0.051)
+    low, high = ttest_1samp([np.mean(differences[:2]), np.mean(differences[2:])], 0).confidence_interval()
+    assert rows["proca_h less this"]["bc"].endswith(f" [{low:.1f}, {high:.1f}]")
     below = [one for one in differences if one < 0]
     assert rows["runs below; worst"]["bc"] == f"{len(below)} of 4; {min(below, default=0.0):+.1f}"
     assert rows["proca_h less this"]["proca_h"] == rows["runs below; worst"]["proca_h"] == ""

@@ -15,8 +15,8 @@ from sklearn.preprocessing import StandardScaler
 from lm_eval_proca.calibration.base import Calibrator
 from lm_eval_proca.calibration.representation import principal_components, unit_scale
 from lm_eval_proca.experiments.analyses.observations import observe, prompt_of
-from lm_eval_proca.experiments.recalibration import accuracy_of
-from lm_eval_proca.fitting import RAW, fit_all
+from lm_eval_proca.fitting import accuracy_of, fit_all
+from lm_eval_proca.run_files import RAW
 from lm_eval_proca.score_table import ScoreTable
 from lm_eval_proca.statistics import Observation, mean, mean_by, mean_interval, rank_correlation
 
@@ -52,12 +52,13 @@ def by_task(observed: Sequence[Observation]) -> list[dict[str, Any]]:
             cells = {m: _percent([o for o in of_shots if (o["task"], o["calibrator"]) == (task, m)]) for m in methods}
             rows.append({"shots": shots, "task": task, **cells})
         by_method = {m: [o for o in of_shots if o["calibrator"] == m] for m in methods}
-        averages = {m: _percent([{"accuracy": _of_tasks(found)}]) for m, found in by_method.items() if found}
+        # Over tasks, of the mean over seeds.
+        averages = {m: _percent(mean_by("task")(found)) for m, found in by_method.items() if found}
         rows.append({"shots": shots, "task": "average", **dict.fromkeys(methods, ""), **averages})
         differences = {m: _differences(of_shots, m) for m in methods}
         rows.append({"shots": shots, "task": "proca_h less this", **{m: _gain(d) for m, d in differences.items()}})
         rows.append({"shots": shots, "task": "runs below; worst", **{m: _below(d) for m, d in differences.items()}})
-        way = _share_of_the_way(differences)
+        way = _share_of_the_way(averages)
         rows.append({"shots": shots, "task": "share of the way from raw", **dict.fromkeys(methods, ""), **way})
         rows.append({"shots": shots, "task": "estimate: rank correlation", **_estimates(of_shots, methods, 0)})
         rows.append({"shots": shots, "task": "estimate: mean error", **_estimates(of_shots, methods, 1)})
@@ -105,36 +106,33 @@ def _percent(cells: Sequence[Observation]) -> str:
     return f"{100 * mean([one['accuracy'] for one in cells]):.1f}" if cells else ""
 
 
-def _of_tasks(observed: Sequence[Observation]) -> float:
-    """Mean over tasks of the mean over seeds."""
-    return mean(one["accuracy"] for one in mean_by("task")(observed))
+def _differences(observed: Sequence[Observation], method: str) -> dict[str, list[float]]:
+    """By task, what proca_h is better by, in points, in every run that has both."""
+    accuracy = {(one["calibrator"], one["task"], one["seed"]): 100 * one["accuracy"] for one in observed}
+    found: dict[str, list[float]] = {}
+    for (name, task, seed), value in accuracy.items():
+        if name == method != "proca_h" and ("proca_h", task, seed) in accuracy:
+            found.setdefault(task, []).append(accuracy["proca_h", task, seed] - value)
+    return found
 
 
-def _differences(observed: Sequence[Observation], method: str) -> list[float]:
-    """What proca_h is better by, in points, in every run that has both."""
-    runs: dict[str, dict[Any, float]] = {"proca_h": {}, method: {}}
-    for one in observed:
-        if one["calibrator"] in runs:
-            runs[one["calibrator"]][one["task"], one["seed"]] = 100 * one["accuracy"]
-    ours = runs.pop("proca_h")
-    return [ours[run] - value for run, value in runs.get(method, {}).items() if run in ours]
+def _gain(differences: Mapping[str, Sequence[float]]) -> str:
+    """Mean over tasks, with its 95 % interval: runs of one task share its documents."""
+    means = [mean(of_task) for of_task in differences.values()]
+    return "{:+.1f} [{:.1f}, {:.1f}]".format(*mean_interval(means)) if len(means) > 1 else ""
 
 
-def _gain(differences: Sequence[float]) -> str:
-    """Mean over runs, with its 95 % interval."""
-    return "{:+.1f} [{:.1f}, {:.1f}]".format(*mean_interval(differences)) if len(differences) > 1 else ""
-
-
-def _below(differences: Sequence[float]) -> str:
+def _below(differences: Mapping[str, Sequence[float]]) -> str:
     """In how many runs proca_h is below, and the worst of them."""
-    below = [one for one in differences if one < -1e-9]
-    return f"{len(below)} of {len(differences)}; {min(below, default=0.0):+.1f}" if differences else ""
+    runs = [one for of_task in differences.values() for one in of_task]
+    below = [one for one in runs if one < -1e-9]
+    return f"{len(below)} of {len(runs)}; {min(below, default=0.0):+.1f}" if runs else ""
 
 
-def _share_of_the_way(differences: Mapping[str, Sequence[float]]) -> dict[str, str]:
+def _share_of_the_way(averages: Mapping[str, str]) -> dict[str, str]:
     """From raw to the regression on hidden states with labels."""
-    gained, missing = (mean(differences[name]) for name in (RAW, SUPERVISED_STATES))
-    return {SUPERVISED_STATES: f"{100 * gained / (gained - missing):.0f} %"} if gained > missing else {}
+    raw, ours, labels = (float(averages.get(name, "nan")) for name in (RAW, "proca_h", SUPERVISED_STATES))
+    return {SUPERVISED_STATES: f"{100 * (ours - raw) / (labels - raw):.0f} %"} if labels > raw else {}
 
 
 def _estimates(observed: Sequence[Observation], methods: Sequence[str], number: int) -> dict[str, str]:
