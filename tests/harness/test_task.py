@@ -328,6 +328,17 @@ class TestScoresThatCannotBeCalibrated:
         assert "acc,proca" in results["results"]["proca_sst2"]
         assert f"cannot be written to {tmp_path} ([Errno 28] No space left on device)" in caplog.text
 
+    def test_an_end_in_the_middle_of_the_fits_costs_no_score(self, evaluate, small, tmp_path: Path, monkeypatch):
+        def interrupted(*args, **kwargs):
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(get_calibrator("proca"), "fit", interrupted)
+        settings = {**small, "scores_dir": str(tmp_path)}
+        with pytest.raises(KeyboardInterrupt):
+            evaluate("proca_sst2", settings=settings, lm=Judge(lambda *request: -1.0), num_fewshot=0)
+        (file,) = tmp_path.glob("*.parquet")
+        assert len(ScoreTable.load(file).scores) == 120 + 60 + 3
+
     def test_one_calibrator_that_cannot_be_fitted(self, evaluate, own_task):
         more = "filter_list: [{name: raw, filter: [{function: take_first}]}, {name: bc, filter: [{function: bc}]}, "
         more += "{name: strict, filter: [{function: proca, reg_covar: 0, n_init: 2}]}]"
