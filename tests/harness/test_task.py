@@ -486,6 +486,19 @@ class TestSentences:
         file.write_text(file.read_text().replace("text_fields: [sentence]", "text_fields: [sentence, title]"))
         evaluate("own_sentiment", include=folder, settings=settings)
 
+    def test_a_column_in_the_prompt_that_inputs_of_a_file_would_keep(self, evaluate, own_task, tmp_path: Path):
+        for split, seed in (("train", 1), ("validation", 2)):
+            rows = [{**row, "title": f"Title {i}"} for i, row in enumerate(made_sentences(80, seed=seed))]
+            write_jsonl(tmp_path / "sst2" / f"{split}.jsonl", rows)
+        write_jsonl(tmp_path / "made.jsonl", [{"sentence": row["sentence"]} for row in made_sentences(40, seed=8)])
+        folder = own_task(more="filter_list: [{name: bc, filter: [{function: bc}]}]")
+        settings = {"data_dir": str(tmp_path), "estimate_file": str(tmp_path / "made.jsonl")}
+        evaluate("own_sentiment", include=folder, settings=settings)
+        file = folder / "own_sentiment.yaml"
+        file.write_text(file.read_text().replace("{{sentence.strip()}}", "{{title}}: {{sentence.strip()}}"))
+        with pytest.raises(TaskError, match=r"the prompt shows the column title, .* add title to text_fields"):
+            evaluate("own_sentiment", include=folder, settings=settings)
+
     def test_demonstrations_that_miss_a_label(self, evaluate, small, caplog):
         evaluate("proca_sst2", settings=small, num_fewshot=1, limit=5)
         (warning,) = [text for text in caplog.messages if "demonstrations of seed 1234 shows" in text]
