@@ -157,6 +157,27 @@ def test_what_is_written_is_read(sst2, model: Model, tmp_path: Path, monkeypatch
     assert docs[0]["sentence"] == f"a film number 0{character}of its kind"
 
 
+@pytest.mark.parametrize("character", ["\u2028", "\u2029", "\x85"])
+def test_rounds_that_were_kept_are_read(sst2, model: Model, tmp_path: Path, monkeypatch, character: str):
+    texts = [f" a film number {n}{character}of its kind\nSentiment: Positive" for n in range(16)]
+    rounds = iter([texts[:8], None, texts[8:]])
+
+    def next_round(*args):
+        found = next(rounds)
+        if found is None:
+            raise KeyboardInterrupt
+        return found
+
+    monkeypatch.setattr(generation, "_continuations", next_round)
+    path = tmp_path / "made.jsonl"
+    with pytest.raises(KeyboardInterrupt):
+        generate(sst2, model, WANTED, path, progress=False)
+    assert generate(sst2, model, WANTED, path, progress=False)["generations"] == 16
+    assert [row["sentence"] for row in rows_of(path)[1]] == [
+        f"a film number {n}{character}of its kind" for n in range(12)
+    ]
+
+
 def test_the_limit_is_kept_and_told(sst2, model: Model, tmp_path: Path):
     done = generate(
         sst2, model, Generation(size=500, seed=3, round_size=16, most=32), tmp_path / "x.jsonl", progress=False

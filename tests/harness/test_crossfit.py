@@ -81,7 +81,8 @@ def quizzes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, count in {"many": 120, "few": 45, "handful": 9, "dev": 20}.items():
         rows = [{**row, "label": i % 3, "options": ["A", "B", "C"]} for i, row in enumerate(made_sentences(count, 7))]
         write_jsonl(folder / f"{name}.jsonl", rows)
-    rows = [{**row, "label": i % 3, "options": []} for i, row in enumerate(made_sentences(200, 8))]
+    options = [["A", "B", "C"], ["C", "B", "A"], ["A", "B", "C", "D"], []]
+    rows = [{**row, "label": i % 3, "options": options[i % 4]} for i, row in enumerate(made_sentences(200, 8))]
     write_jsonl(folder / "train.jsonl", rows)
     write_jsonl(
         folder / "mixed.jsonl", [{**row, "options": [["A", "B"], ["B", "A"]][i % 2]} for i, row in enumerate(rows)]
@@ -349,6 +350,13 @@ class TestRowsOfAnotherSplit:
         assert ours["results"]["quiz_train"]["acc,bc"] == np.mean(predicted == table.gold_of("eval"))
         assert "calibrated rows for 1 task (quiz_train), fitted on unlabeled rows of the split train" in caplog.text
         assert "proca.calibrate: 180 requests more than without it" in caplog.text
+
+    def test_only_rows_with_the_labels_of_the_task_are_drawn(self, evaluate):
+        """Of the 200, every fourth has them; the others have another order, a further choice or none."""
+        lm = Biased()
+        results = evaluate("quiz_column", lm=lm, settings={"estimate_split": "train", "estimate_size": 200})
+        assert results["configs"]["quiz_column"]["metadata"]["proca"]["estimate_size"] == 50
+        assert lm.asked == (45 + 50) * 3
 
     @pytest.mark.parametrize("more", ["", "fewshot_config: {sampler: first_n}"])
     def test_no_row_is_evaluated_or_a_demonstration(self, quizzes, more):

@@ -328,6 +328,17 @@ class TestScoresThatCannotBeCalibrated:
         assert "acc,proca" in results["results"]["proca_sst2"]
         assert f"cannot be written to {tmp_path} ([Errno 28] No space left on device)" in caplog.text
 
+    def test_an_end_in_the_middle_of_the_fits_costs_no_score(self, evaluate, small, tmp_path: Path, monkeypatch):
+        def interrupted(*args, **kwargs):
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(get_calibrator("proca"), "fit", interrupted)
+        settings = {**small, "scores_dir": str(tmp_path)}
+        with pytest.raises(KeyboardInterrupt):
+            evaluate("proca_sst2", settings=settings, lm=Judge(lambda *request: -1.0), num_fewshot=0)
+        (file,) = tmp_path.glob("*.parquet")
+        assert len(ScoreTable.load(file).scores) == 120 + 60 + 3
+
     def test_one_calibrator_that_cannot_be_fitted(self, evaluate, own_task):
         more = "filter_list: [{name: raw, filter: [{function: take_first}]}, {name: bc, filter: [{function: bc}]}, "
         more += "{name: strict, filter: [{function: proca, reg_covar: 0, n_init: 2}]}]"
@@ -474,6 +485,19 @@ class TestSentences:
             evaluate("own_sentiment", include=folder, settings=settings)
         file.write_text(file.read_text().replace("text_fields: [sentence]", "text_fields: [sentence, title]"))
         evaluate("own_sentiment", include=folder, settings=settings)
+
+    def test_a_column_in_the_prompt_that_inputs_of_a_file_would_keep(self, evaluate, own_task, tmp_path: Path):
+        for split, seed in (("train", 1), ("validation", 2)):
+            rows = [{**row, "title": f"Title {i}"} for i, row in enumerate(made_sentences(80, seed=seed))]
+            write_jsonl(tmp_path / "sst2" / f"{split}.jsonl", rows)
+        write_jsonl(tmp_path / "made.jsonl", [{"sentence": row["sentence"]} for row in made_sentences(40, seed=8)])
+        folder = own_task(more="filter_list: [{name: bc, filter: [{function: bc}]}]")
+        settings = {"data_dir": str(tmp_path), "estimate_file": str(tmp_path / "made.jsonl")}
+        evaluate("own_sentiment", include=folder, settings=settings)
+        file = folder / "own_sentiment.yaml"
+        file.write_text(file.read_text().replace("{{sentence.strip()}}", "{{title}}: {{sentence.strip()}}"))
+        with pytest.raises(TaskError, match=r"the prompt shows the column title, .* add title to text_fields"):
+            evaluate("own_sentiment", include=folder, settings=settings)
 
     def test_demonstrations_that_miss_a_label(self, evaluate, small, caplog):
         evaluate("proca_sst2", settings=small, num_fewshot=1, limit=5)

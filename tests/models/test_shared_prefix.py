@@ -187,6 +187,21 @@ def test_a_full_memory_halves_the_pass_and_is_not_remembered(
     assert (crowd.refused, len(log()), ours._cannot_share) == (refused, lines, None)
 
 
+def test_passes_are_as_large_as_before_once_the_memory_is_free_again(tokenizer: PreTrainedTokenizerFast) -> None:
+    model = make_model("llama", len(tokenizer))
+    _, ours = pair_of(model, tokenizer, max_batch_tokens=512, batch_size="auto")
+    crowd = Crowded(model, 10**6, torch.OutOfMemoryError("CUDA out of memory"))
+    sizes: list[int] = []
+    model.get_input_embeddings().register_forward_hook(lambda _m, inputs, _o: sizes.append(inputs[0].numel()))
+    largest = []
+    for room in (10**6, 130, 10**6):
+        crowd._room = room
+        sizes.clear()
+        ours.loglikelihood(task(20), disable_tqdm=True)
+        largest.append(max(sizes))
+    assert largest[1] <= 130 < largest[0] == largest[2]
+
+
 @pytest.mark.parametrize("sick", [0, 7, 19])  # among them the document whose scores are checked
 def test_a_document_without_finite_scores_leaves_its_neighbours_theirs(
     tokenizer: PreTrainedTokenizerFast, log: Callable[[], list[str]], sick: int

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -85,6 +86,18 @@ def test_templates_show_mean_and_spread() -> None:
     for container, method in zip(display.ax_.containers, METHODS, strict=True):
         expected = [mean_percent(rows, task=f"proca_sst2_template{k}", calibrator=method) for k in (1, 2)]
         np.testing.assert_allclose(container.lines[0].get_ydata(orig=False), expected)
+
+
+def test_spreads_are_standard_deviations_of_a_sample() -> None:
+    """As `compare` and `analyze` print them: the same seeds have one spread in tables and figures."""
+    templates = ["proca_sst2_template1", "proca_sst2_template2"]
+    rows = made_rows(task=templates, seed=[0, 1, 2])
+    display = figures.TemplateDisplay(rows).plot()
+    for container, method in zip(display.ax_.containers, METHODS, strict=True):
+        (bars,) = container.lines[2]
+        for template, ((_, low), (_, high)) in zip(templates, bars.get_segments(), strict=True):
+            found = [row["accuracy"] for row in rows if (row["task"], row["calibrator"]) == (template, method)]
+            assert (high - low) / 2 == pytest.approx(100 * statistics.stdev(found))
 
 
 def test_boxes_are_of_the_orders_of_a_proportion() -> None:
