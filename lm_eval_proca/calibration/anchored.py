@@ -62,6 +62,8 @@ class Mixture:
     """Distance between the two closest labels, in units of the spread within labels."""
     n_iter: int
     converged: bool
+    moving: float
+    """Share of the documents whose most probable label the last step has changed."""
 
     def logits(self, views: Sequence[Array]) -> Array:
         return _logits(views, self.coefs, self.intercept)
@@ -95,7 +97,8 @@ def fit_mixture(
         before, q = q, softmax(_logits(views, coefs, sum(constants)) + weights, axis=1)
         converged = bool(np.abs(q - before).max() < tol)
     closest = np.sqrt(sum(gaps)[~np.eye(n_labels, dtype=bool)].min())
-    return Mixture(list(coefs), sum(constants), q, float(closest), n_iter, converged)
+    moving = float((q.argmax(axis=1) != before.argmax(axis=1)).mean())
+    return Mixture(list(coefs), sum(constants), q, float(closest), n_iter, converged, moving)
 
 
 def _logits(views: Sequence[Array], coefs: Sequence[Array], intercept: Array) -> Array:
@@ -151,6 +154,9 @@ class AnchoredCalibrator(Calibrator):
         Evidence, without labels, of how good the fit is; :meth:`fit_report` says it in sentences.
     n_iter_ : int
     converged_ : bool
+        Whether EM ended before its last step.
+    moving_ : float
+        Share of the documents whose label the last step of EM has changed.
 
     Examples
     --------
@@ -202,7 +208,7 @@ class AnchoredCalibrator(Calibrator):
         mixture = self._mixture(views, anchor, log_prior)
         self.score_coef_ = helmert(n_labels).T @ mixture.coefs[0]
         self.intercept_ = mixture.intercept - centre @ mixture.coefs[0]
-        self.n_iter_, self.converged_ = mixture.n_iter, mixture.converged
+        self.n_iter_, self.converged_, self.moving_ = mixture.n_iter, mixture.converged, mixture.moving
 
         logits = self._mixed(log_proba, mixture.logits(views))
         self.temperature_ = _temperature(logits, anchor)
@@ -288,6 +294,7 @@ class AnchoredCalibrator(Calibrator):
             "kept_anchor": self.kept_anchor_ or None,
             "n_iter": self.n_iter_,
             "converged": self.converged_,
+            "moving": self.moving_,
             "warnings": self._warnings(),
         }
 
@@ -305,8 +312,8 @@ class AnchoredCalibrator(Calibrator):
             found.append(f"{self.skew_:.0%} of the predictions lie elsewhere than the anchor expects.")
         if self.estimated_accuracy_ < 1.2 / self.n_labels_:
             found.append(f"The estimated accuracy is {self.estimated_accuracy_:.0%}, about chance.")
-        if not self.converged_:
-            found.append(f"EM had not converged after {self.max_iter} steps.")
+        if self.moving_ and not self.converged_:
+            found.append(f"EM ended after {self.n_iter_} steps, while {self.moving_:.1%} of the labels still changed.")
         return found
 
 
