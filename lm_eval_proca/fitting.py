@@ -13,11 +13,9 @@ from sklearn.base import clone
 from lm_eval_proca.calibration.base import Calibrator
 from lm_eval_proca.calibration.registry import CALIBRATORS, get_calibrator, make_calibrator
 from lm_eval_proca.errors import CalibrationError
+from lm_eval_proca.run_files import RAW
 from lm_eval_proca.score_table import ScoreTable
 from lm_eval_proca.statistics import label_bias
-
-RAW = "none"
-"""lm-eval's name for scores that no filter has changed."""
 
 FOLDS = 5
 FOLD_SEED = 0

@@ -20,7 +20,7 @@ LAYERS = (
     ("cli",),
     ("experiments", "report"),
     ("harness", "models"),
-    ("fitting",),
+    ("fitting", "sample_logs"),
     ("score_table",),
     ("calibration",),
     ("statistics", "identity", "run_files", "collective"),

@@ -10,15 +10,14 @@ from pathlib import Path
 
 from lm_eval_proca.cli.calibrate_runs import progress
 from lm_eval_proca.errors import ResultsError
-from lm_eval_proca.experiments.finished_runs import FittedTask, answers, calibrate_run, read_document, why_unchanged
+from lm_eval_proca.experiments.finished_runs import FittedTask, answers, calibrate_run, why_unchanged
 from lm_eval_proca.fitting import calibrators_of_documents
-from lm_eval_proca.report.answers import Correct
 from lm_eval_proca.report.comparison import Calibrated, Report, compare
 from lm_eval_proca.report.formats import latex, markdown, spreadsheet, structured, terminal
 from lm_eval_proca.report.page import render_page
 from lm_eval_proca.report.results import Notice, matches
 from lm_eval_proca.report.tabular import write_file
-from lm_eval_proca.run_files import result_files, samples_file
+from lm_eval_proca.run_files import read_document, result_files, samples_file
 
 FORMATS = {"terminal": terminal, "markdown": markdown, "csv": spreadsheet, "latex": latex, "json": structured}
 SUFFIXES = {".md": "markdown", ".csv": "csv", ".tex": "latex", ".json": "json"}
@@ -71,7 +70,7 @@ def _calibrated(files: Sequence[Path], patterns: Sequence[str]) -> Calibrated:
     count = 0
 
     def keep(task: FittedTask) -> None:
-        found.answers[task.samples] = Correct.of(*answers(task))
+        found.answers[task.samples] = answers(task)
 
     with progress(files) as done:
         for file in files:

@@ -19,21 +19,13 @@ import numpy as np
 from lm_eval_proca import __version__
 from lm_eval_proca.calibration.base import Calibrator
 from lm_eval_proca.calibration.registry import CALIBRATORS
-from lm_eval_proca.errors import ResultsError, ScoreTableError
-from lm_eval_proca.experiments.group_rows import (
-    ACCURACY,
-    RECALL_SD,
-    SAME,
-    STDERR,
-    add_group_rows,
-    evaluated,
-    lower_is_better,
-)
+from lm_eval_proca.errors import ScoreTableError
+from lm_eval_proca.experiments.group_rows import RECALL_SD, SAME, STDERR, add_group_rows, lower_is_better
 from lm_eval_proca.experiments.recalibration import accuracy_of
-from lm_eval_proca.experiments.sample_logs import document_hash, first_lines, read_samples, with_filter
 from lm_eval_proca.files import replacing
-from lm_eval_proca.fitting import RAW, Fit, fit_all, label_biases, predictions
-from lm_eval_proca.run_files import samples_file
+from lm_eval_proca.fitting import Fit, fit_all, label_biases, predictions
+from lm_eval_proca.run_files import ACCURACY, RAW, evaluated, mapping, read_document, record_of, samples_file
+from lm_eval_proca.sample_logs import Correct, document_hash, first_lines, read_samples, with_filter
 from lm_eval_proca.score_table import ScoreTable
 from lm_eval_proca.statistics import accuracy, confusion, standard_error
 
@@ -76,38 +68,12 @@ class FittedTask:
     fits: Mapping[str, Fit]
 
 
-def read_document(file: Path) -> dict[str, Any]:
-    """A results file of lm-eval, or a sentence."""
-    try:
-        document = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ResultsError(f"{file} was skipped: it cannot be read as JSON ({error}).") from error
-    if not isinstance(document, dict):
-        raise ResultsError(f"{file} was skipped: it is not a JSON object, so it is no result of lm-eval.")
-    for key in ("results", "configs"):
-        if not _all_objects(document.get(key)):
-            raise ResultsError(f"{file} was skipped: it has no object '{key}', so it is no result of lm-eval.")
-    for key in ("groups", "group_subtasks", "n-samples", "n-shot", "higher_is_better"):
-        of_objects = key not in ("group_subtasks", "n-shot")
-        value = document.get(key) or {}
-        if not (_all_objects(value) if of_objects else isinstance(value, dict)):
-            raise ResultsError(f"{file} was skipped: its '{key}' is not what lm-eval writes.")
-    return document
-
-
 def why_unchanged(document: Mapping[str, Any], task: str) -> str | None:
     """Why a task of a results file is left as it is, before its samples are looked at."""
     metrics, config = document["results"].get(task, {}), document["configs"][task]
-    if any(f"{ACCURACY},{name}" in metrics for name in CALIBRATORS) or _record(config).get("fits"):
+    if any(f"{ACCURACY},{name}" in metrics for name in CALIBRATORS) or record_of(config).get("fits"):
         return CALIBRATED_IN_RUN
     return None if config.get("output_type", "multiple_choice") == "multiple_choice" and metrics else NO_CHOICES
-
-
-def _record(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a calibrated run has written about itself."""
-    metadata = config.get("metadata")
-    record = metadata.get("proca") if isinstance(metadata, dict) else None
-    return record if isinstance(record, dict) else {}
 
 
 def calibrate_run(
@@ -163,12 +129,12 @@ def write_samples(task: FittedTask, target: Path) -> None:
                 written.write(with_filter(line, name, fit.log_proba[row], bool(right[row])))
 
 
-def answers(task: FittedTask) -> tuple[list[tuple[int, str]], dict[str, np.ndarray]]:
+def answers(task: FittedTask) -> Correct:
     """Of such a log only what a comparison reads: id and hash of every document; by filter, right or wrong."""
     gold = task.table.gold_of("eval")
     hashes = {row: document_hash(line) for row, line in _lines(task)}
     documents = [(index, hashes[row]) for row, index in enumerate(task.table.index_of("eval").tolist())]
-    return documents, {name: predicted == gold for name, _, predicted in predictions(task.table, task.fits)}
+    return Correct.of(documents, {name: predicted == gold for name, _, predicted in predictions(task.table, task.fits)})
 
 
 def _lines(task: FittedTask) -> Iterator[tuple[int, bytes]]:
@@ -210,9 +176,8 @@ def _add_rows(run: CalibratedRun, task: FittedTask, failures: Mapping[str, str])
         metrics[f"{RECALL_SD},{name}"] = bias[name]["recall_sd"]
         confusions[name] = confusion(gold, predicted, len(task.table.labels))
     lower_is_better(run.document, task.name)
-    metadata = config.get("metadata")
     config["metadata"] = {
-        **(metadata if isinstance(metadata, dict) else {}),
+        **mapping(config, "metadata"),
         "proca": {
             "calibrated_by": f"lm-eval-proca {__version__} calibrate",
             "labels": task.table.labels,
@@ -231,7 +196,3 @@ def _add_rows(run: CalibratedRun, task: FittedTask, failures: Mapping[str, str])
         for name, reason in failures.items():
             run.failures.setdefault(reason, {}).setdefault(task.name, []).append(name)
     return confusions
-
-
-def _all_objects(value: Any) -> bool:
-    return isinstance(value, dict) and all(isinstance(one, dict) for one in value.values())

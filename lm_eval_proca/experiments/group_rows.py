@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from lm_eval_proca.fitting import RAW
-from lm_eval_proca.run_files import leaves
+from lm_eval_proca.run_files import ACCURACY, RAW, evaluated, leaves
 from lm_eval_proca.statistics import recall_sd, recalls
 
-ACCURACY, STDERR, RECALL_SD = "acc", "acc_stderr", "recall_sd"
+STDERR, RECALL_SD = f"{ACCURACY}_stderr", "recall_sd"
 """Of lm-eval's metrics, `acc_norm` and the like mean nothing for calibrated scores and stay on the raw row."""
 
 SAME = 1e-9
@@ -53,11 +52,6 @@ def add_group_rows(document: dict[str, Any], confusions: Confusions, labels: Map
             results[group].update(row)
             (document.get("groups") or {}).get(group, {}).update(row)
     return notes
-
-
-def evaluated(document: Mapping[str, Any], task: str) -> int | None:
-    """How many documents lm-eval says it has evaluated."""
-    return ((document.get("n-samples") or {}).get(task) or {}).get("effective")
 
 
 def lower_is_better(document: dict[str, Any], name: str) -> None:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from lm_eval_proca.calibration.base import Calibrator
-from lm_eval_proca.fitting import RAW, Fit, fit_all, predictions
+from lm_eval_proca.fitting import Fit, fit_all, predictions
+from lm_eval_proca.run_files import RAW
 from lm_eval_proca.score_table import ScoreTable
 from lm_eval_proca.statistics import Interval, LabelBias, accuracy, label_bias, measures
 

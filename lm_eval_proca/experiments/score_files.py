@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lm_eval_proca.errors import ScoreTableError
-from lm_eval_proca.experiments.sample_logs import read_samples
 from lm_eval_proca.run_files import visible_files
+from lm_eval_proca.sample_logs import read_samples
 from lm_eval_proca.score_table import ScoreTable
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from lm_eval_proca.errors import ResultsError
-from lm_eval_proca.report.answers import Correct, joined, read_correct
 from lm_eval_proca.report.blocks import Block, blocks_of, method_order
 from lm_eval_proca.report.datasets import Dataset, Measurement, measurements_of
 from lm_eval_proca.report.leaderboard import Comparison, Leaderboard, Standing, Tally, leaderboard
 from lm_eval_proca.report.preferences import Preference, preferences_of
 from lm_eval_proca.report.results import Notice, Run, read_results, short_model_names
+from lm_eval_proca.sample_logs import Correct, joined, read_correct
 
 NAMED_FITS = 3
 """So many doubtful fits of a method are named in a notice; the results files have all."""

@@ -14,9 +14,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from lm_eval_proca.report.answers import Correct
 from lm_eval_proca.report.blocks import RAW_METHOD, Accuracy, Average, Block, common_seeds
 from lm_eval_proca.report.datasets import Dataset, Measurement
+from lm_eval_proca.sample_logs import Correct
 from lm_eval_proca.statistics import PairedTest, holm, kendall_tau, mean, on_common_seeds, paired_test
 
 LEVEL = 0.05

@@ -20,11 +20,19 @@ from lm_eval_proca.calibration.registry import CALIBRATORS, get_calibrator
 from lm_eval_proca.errors import ResultsError
 from lm_eval_proca.identity import BACKEND, IDENTITY_FILE, Part, digest, model_identity, weights_and_rest
 from lm_eval_proca.report.preferences import LabelCounts, add_label_counts, read_label_counts
-from lm_eval_proca.run_files import leaves, result_files, samples_file
-
-METRIC = "acc"
-RAW = "none"
-"""The filter of what lm-eval reports without calibration."""
+from lm_eval_proca.run_files import (
+    ACCURACY,
+    RAW,
+    evaluated,
+    leaves,
+    mapping,
+    or_skipped,
+    printable,
+    read_document,
+    record_of,
+    result_files,
+    samples_file,
+)
 
 OF_THE_PROMPT = (
     "description", "doc_to_text", "doc_to_target", "doc_to_choice", "process_docs", "target_delimiter",
@@ -107,13 +115,12 @@ def read_results(
     without_calibration: Counter[str] = Counter()
     for file in result_files(folders):
         try:
-            document = (documents or {}).get(file) or json.loads(file.read_text(encoding="utf-8"))
-            runs, only_raw = _runs_of(file, document)
-            if groups:
-                runs = _with_groups(document, runs)
-        except (OSError, ValueError, RecursionError) as error:
-            # The decoder's own words: json errors say the line, ResultsError says the field.
-            results.notices.append(Notice("damaged", f"{file} was skipped: {_reason(error)}."))
+            document = (documents or {}).get(file) or read_document(file)
+            with or_skipped(file):
+                runs, only_raw = _runs_of(file, document)
+                runs = _with_groups(document, runs) if groups else runs
+        except ResultsError as error:
+            results.notices.append(Notice("damaged", str(error)))
             continue
         results.runs += runs
         without_calibration.update(only_raw)
@@ -121,7 +128,9 @@ def read_results(
     wanted = _matching(names, patterns, results.notices)
     results.runs = _told_apart([run for run in results.runs if run.task in wanted])
     results.notices += [
-        Notice("left out", f"{task} was left out, {count} times: it has no calibrated accuracy, only '{METRIC},{RAW}'.")
+        Notice(
+            "left out", f"{task} was left out, {count} times: it has no calibrated accuracy, only '{ACCURACY},{RAW}'."
+        )
         for task, count in without_calibration.items()
         if task in wanted
     ]
@@ -164,21 +173,17 @@ def _nothing_to_compare(text: str, notices: Iterable[Notice]) -> ResultsError:
 def _runs_of(file: Path, document: Any) -> tuple[list[Run], list[str]]:
     """The runs of one results file, and the names of tasks that only have a raw accuracy."""
     config = _object(document, "config")
-    # Groups are in `results` too, but only tasks have a configuration.
-    task_configs, tasks = _object(document, "configs"), _object(document, "results")
     runs, without_calibration = [], []
     model, arguments = _model_of(file, document, config)
-    for task, task_config in task_configs.items():
-        if not isinstance(task_config, dict) or not isinstance(tasks.get(task), dict):
-            raise ResultsError(f"the results of task {_printable(task)} are missing or not an object")
-        accuracy = dict(_accuracies(task, tasks[task]))
+    # Groups are in `results` too, but only tasks have a configuration.
+    for task, task_config in document["configs"].items():
+        if task not in document["results"]:
+            raise ResultsError(f"the results of task {printable(task)} are missing")
+        accuracy = dict(_accuracies(task, document["results"][task]))
         if not set(accuracy) - {RAW}:
-            without_calibration += [_printable(task)] if accuracy else []
+            without_calibration += [printable(task)] if accuracy else []
             continue
-        metadata = task_config.get("metadata")
-        metadata = metadata if isinstance(metadata, dict) else {}
-        proca = metadata.get("proca")
-        proca = proca if isinstance(proca, dict) else {}
+        version, proca = mapping(task_config, "metadata").get("version"), record_of(task_config)
         generated = str(proca.get("estimate_source")).startswith(("file:", "generated:"))
         runs.append(
             Run(
@@ -186,14 +191,14 @@ def _runs_of(file: Path, document: Any) -> tuple[list[Run], list[str]]:
                 date=_number(document.get("date")) or file.stat().st_mtime,
                 model=model,
                 arguments=arguments,
-                task=_printable(task),
+                task=printable(task),
                 shots=int(_number(proca.get("num_fewshot", task_config.get("num_fewshot"))) or 0),
                 seed=_integer(proca.get("seed", config.get("fewshot_seed"))),
                 accuracy=accuracy,
                 conditions=Conditions(
-                    task_version=_text(_mapping(document, "versions").get(task, metadata.get("version"))),
+                    task_version=_text(mapping(document, "versions").get(task, version)),
                     limit=_number(proca.get("limit", config.get("limit"))),
-                    eval_rows=_integer(proca.get("eval_rows", _effective_rows(document, task))),
+                    eval_rows=_integer(proca.get("eval_rows", evaluated(document, task))),
                     eval_hash=_text(proca.get("eval_hash")),
                     estimate_size=_integer(proca.get("estimate_size")),
                     demonstrations=_chosen_demonstrations(proca),
@@ -205,32 +210,32 @@ def _runs_of(file: Path, document: Any) -> tuple[list[Run], list[str]]:
                 methods={name: _method_name(name, task_config, generated) for name in accuracy},
                 parameters={name: _parameters(name, task_config) for name in accuracy if name != RAW},
                 label_counts=read_label_counts(proca, accuracy),
-                warnings=_warnings(_mapping(proca, "fits"), accuracy),
+                warnings=_warnings(mapping(proca, "fits"), accuracy),
             )
         )
     return runs, without_calibration
 
 
 def _warnings(fits: Mapping[str, Any], filters: Iterable[str]) -> dict[str, list[str]]:
-    said = {name: _mapping(fits, name).get("warnings") for name in filters}
-    return {name: [_printable(one) for one in some] for name, some in said.items() if some and isinstance(some, list)}
+    said = {name: mapping(fits, name).get("warnings") for name in filters}
+    return {name: [printable(one) for one in some] for name, some in said.items() if some and isinstance(some, list)}
 
 
 def _with_groups(document: Mapping[str, Any], runs: Sequence[Run]) -> list[Run]:
     """The outermost groups in place of their tasks, where all of those are there and alike in shots and seed."""
     by_task = {run.task: run for run in runs}
-    subtasks = _mapping(document, "group_subtasks")
+    subtasks = mapping(document, "group_subtasks")
     inner = {child for children in subtasks.values() for child in children}
     for group in subtasks:
         members = [by_task.get(task) for task in leaves(subtasks, group)]
-        accuracy = dict(_accuracies(group, _object(document, "results").get(group) or {}))
+        accuracy = dict(_accuracies(group, document["results"].get(group) or {}))
         known = [run for run in members if run is not None]
         alike = len({(run.shots, run.seed) for run in known}) == 1 and len(known) == len(members)
         if group in inner or group in by_task or not alike or not set(accuracy) - {RAW}:
             continue
         for run in known:
             by_task.pop(run.task, None)
-        by_task[group] = _group_run(group, known, accuracy, _mapping(document, "versions").get(group))
+        by_task[group] = _group_run(group, known, accuracy, mapping(document, "versions").get(group))
     return list(by_task.values())
 
 
@@ -240,7 +245,7 @@ def _group_run(group: str, members: Sequence[Run], accuracy: Mapping[str, float]
     hashes = [one.eval_hash for one in conditions]
     return replace(
         members[0],
-        task=_printable(group),
+        task=printable(group),
         accuracy=accuracy,
         conditions=conditions[0]._replace(
             task_version=_text(version),
@@ -264,11 +269,11 @@ def _digest_of_template(task_config: Mapping[str, Any]) -> str:
 def _accuracies(task: str, values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     for key, value in values.items():
         metric, _, name = key.partition(",")
-        if metric == METRIC and name:
+        if metric == ACCURACY and name:
             accuracy = _number(value)
             if accuracy is None or not 0 <= accuracy <= 1:
-                raise ResultsError(f"{key} of task {_printable(task)} is {value!r}, not an accuracy")
-            yield _printable(name), accuracy
+                raise ResultsError(f"{key} of task {printable(task)} is {value!r}, not an accuracy")
+            yield printable(name), accuracy
 
 
 def _method_name(filter_name: str, task_config: Mapping[str, Any], generated: bool) -> str:
@@ -283,7 +288,7 @@ def _method_name(filter_name: str, task_config: Mapping[str, Any], generated: bo
 def _parameters(filter_name: str, task_config: Mapping[str, Any]) -> str:
     steps = _steps(filter_name, task_config)
     given = [f"{key}={step[key]}" for step in steps for key in sorted(step) if key != "function"]
-    return _printable(", ".join(given)) or "default parameters"
+    return printable(", ".join(given)) or "default parameters"
 
 
 def _steps(filter_name: str, task_config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -342,7 +347,7 @@ def _told_apart(runs: Sequence[Run]) -> list[Run]:
             one: f"{method} ({run.parameters[one]})" if len(variants.get(method, ())) > 1 else method
             for one, method in run.methods.items()
         }
-        named.append(replace(run, model=_printable(name), methods=methods))
+        named.append(replace(run, model=printable(name), methods=methods))
     return named
 
 
@@ -368,15 +373,6 @@ def _object(document: Any, key: str) -> dict[str, Any]:
     return value
 
 
-def _mapping(document: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    value = document.get(key)
-    return value if isinstance(value, dict) else {}
-
-
-def _effective_rows(document: Mapping[str, Any], task: str) -> Any:
-    return _mapping(_mapping(document, "n-samples"), task).get("effective")
-
-
 def _number(value: Any) -> float | None:
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return None
@@ -393,20 +389,7 @@ def _integer(value: Any) -> int | None:
 
 
 def _text(value: Any) -> str | None:
-    return None if value is None else _printable(str(value))
-
-
-def _printable(text: str) -> str:
-    """No control or direction-changing characters, which could rewrite a terminal or a table."""
-    return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in str(text))
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, json.JSONDecodeError):
-        return f"it is not valid JSON ({error})"
-    if isinstance(error, RecursionError):
-        return "it is nested too deeply to be a result"
-    return _printable(str(error)).rstrip(".")
+    return None if value is None else printable(str(value))
 
 
 def _chosen_demonstrations(proca: Mapping[str, Any]) -> str | None:

@@ -20,8 +20,8 @@ from lm_eval_proca.experiments.finished_runs import (
     calibrate_run,
     write_samples,
 )
-from lm_eval_proca.experiments.sample_logs import read_samples
 from lm_eval_proca.fitting import fit, make_calibrators
+from lm_eval_proca.sample_logs import read_samples
 from tests.conftest import made_sentences, write_jsonl
 from tests.output_folders import Matrix, write_output
 from tests.score_tables import made_table

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from lm_eval_proca.errors import ScoreTableError
-from lm_eval_proca.experiments.sample_logs import read_samples
 from lm_eval_proca.experiments.score_files import read_run, read_scores
+from lm_eval_proca.sample_logs import read_samples
 from tests.conftest import made_sentences, write_jsonl
 
 PLAIN_TASK = """

@@ -9,9 +9,9 @@ import pytest
 
 from lm_eval_proca.errors import ResultsError
 from lm_eval_proca.identity import model_identity
-from lm_eval_proca.report.answers import read_correct
 from lm_eval_proca.report.datasets import measurements_of
 from lm_eval_proca.report.results import read_results, short_model_names
+from lm_eval_proca.sample_logs import read_correct
 
 BOTH = {"none": 0.5, "proca": 0.75}
 

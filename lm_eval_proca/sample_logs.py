@@ -1,4 +1,5 @@
-"""lm-eval's own sample logs: `samples_<task>_<date>.jsonl` of any multiple-choice task, as score tables and back.
+"""lm-eval's own sample logs, `samples_<task>_<date>.jsonl` of any multiple-choice task: their scores as a table, and
+which documents each filter got right.
 
 Such a log holds evaluation rows only, so whoever calibrates it fits on the unlabeled evaluation rows themselves, and
 contextual calibration, which needs content-free inputs, is not possible.
@@ -9,16 +10,18 @@ is found without parsing the rest: within JSON strings quotes are escaped, so a 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from lm_eval_proca.errors import ScoreTableError
-from lm_eval_proca.run_files import SAMPLES_FILE
+from lm_eval_proca.errors import ResultsError, ScoreTableError
+from lm_eval_proca.run_files import ACCURACY, RAW, SAMPLES_FILE
 from lm_eval_proca.score_table import NO_GOLD, ScoreTable
 
 _DOC_ID = b'{"doc_id": '
@@ -103,9 +106,9 @@ def with_filter(line: bytes, name: str, log_proba: np.ndarray, right: bool) -> b
     changed: dict[str, Any] = {
         "filtered_resps": [[str(score), flag] for score, flag in zip(log_proba.tolist(), greedy, strict=True)],
         "filter": name,
-        "metrics": ["acc"],
+        "metrics": [ACCURACY],
         **{key: end[key] for key in ("doc_hash", "prompt_hash", "target_hash") if key in end},
-        "acc": float(right),
+        ACCURACY: float(right),
     }
     return line[: line.rfind(_FILTERED) + 2] + json.dumps(changed, ensure_ascii=False).encode()[1:] + b"\n"
 
@@ -113,6 +116,58 @@ def with_filter(line: bytes, name: str, log_proba: np.ndarray, right: bool) -> b
 def document_hash(line: bytes) -> str:
     """What stands for the document itself."""
     return str(_end(line).get("doc_hash"))
+
+
+@dataclass(frozen=True)
+class Correct:
+    """Per filter, whether each document was answered correctly, in document order.
+
+    `documents` stands for the documents themselves: equal strings, same documents.
+    """
+
+    documents: str
+    by_filter: Mapping[str, np.ndarray]
+
+    @classmethod
+    def of(cls, documents: Sequence[tuple[int, str]], by_filter: Mapping[str, np.ndarray]) -> Correct:
+        """From the ids and hashes of the documents."""
+        return cls(hashlib.sha256(repr(documents).encode()).hexdigest(), by_filter)
+
+
+def read_correct(file: Path) -> Correct:
+    """Read one samples file; a damaged one is refused with a sentence."""
+    rows: dict[str, dict[int, tuple[str, bool]]] = {}
+    with file.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            try:
+                end = _end(line)
+                known = {0.0: False, 1.0: True}[float(end[ACCURACY])]
+                name = str(end.get("filter", RAW))  # some older lm-eval wrote none
+                rows.setdefault(name, {})[_doc_id(line, end)] = (str(end["doc_hash"]), known)
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
+                raise ResultsError(
+                    f"{file}, line {number} is not a sample with an accuracy of 0 or 1; it was cut or changed"
+                ) from error
+    identities = {
+        name: [(doc_id, doc_hash) for doc_id, (doc_hash, _) in sorted(of_filter.items())]
+        for name, of_filter in rows.items()
+    }
+    first = next(iter(identities.values()), None)
+    if first is None or any(other != first for other in identities.values()):
+        raise ResultsError(f"{file} does not hold the same documents for every filter; it was cut or changed")
+    by_filter = {name: np.array([known for _, (_, known) in sorted(found.items())]) for name, found in rows.items()}
+    return Correct.of(first, by_filter)
+
+
+def joined(parts: Sequence[Correct]) -> Correct:
+    """The documents of several logs as those of one, for the filters that all of them have."""
+    if len(parts) == 1:
+        return parts[0]
+    names = [name for name in parts[0].by_filter if all(name in part.by_filter for part in parts)]
+    return Correct(
+        documents=hashlib.sha256("".join(part.documents for part in parts).encode()).hexdigest(),
+        by_filter={name: np.concatenate([part.by_filter[name] for part in parts]) for name in names},
+    )
 
 
 def _parsed(line: bytes, where: str) -> Sample:
@@ -142,13 +197,17 @@ def _parse(line: bytes) -> Sample:
     # `acc_mutual_info` scores every choice a second time, after an empty prompt.
     if 2 * line.count(_EMPTY_PROMPT, arguments, responses) == len(choices):
         choices, scores = choices[: len(choices) // 2], scores[: len(scores) // 2]
-    doc_id = int(line[len(_DOC_ID) : line.index(b",")])
-    return Sample(doc_id, json.loads(line[target + len(_TARGET) : arguments]), choices, scores, end)
+    return Sample(_doc_id(line, end), json.loads(line[target + len(_TARGET) : arguments]), choices, scores, end)
 
 
 def _end(line: bytes) -> dict[str, Any]:
-    """The fields from `resps` on."""
-    return json.loads(b"{" + line[line.rfind(_RESPONSES) + 2 :])
+    """The fields from `resps` on; of a line that lm-eval would order otherwise, all."""
+    start = line.rfind(_RESPONSES) if line.startswith(_DOC_ID) else -1
+    return json.loads(line if start < 0 else b"{" + line[start + 2 :])
+
+
+def _doc_id(line: bytes, end: Mapping[str, Any]) -> int:
+    return int(end["doc_id"] if "doc_id" in end else line[len(_DOC_ID) : line.index(b",")])
 
 
 def _is_json(line: bytes) -> bool:
@@ -171,9 +230,9 @@ def _check_accuracy(sample: Sample, label: int, where: str) -> None:
     """The log says whether the highest score was right, which shows whether we understood its target."""
     end = sample.end
     unfiltered = end.get("filtered_resps") == [response[0] for response in end["resps"]]
-    if unfiltered and "acc" in end and float(end["acc"]) != float(np.argmax(sample.scores) == label):
+    if unfiltered and ACCURACY in end and float(end[ACCURACY]) != float(np.argmax(sample.scores) == label):
         raise ScoreTableError(
-            f"{where} says acc {end['acc']}, but its scores and its target {sample.target!r} say otherwise; the "
+            f"{where} says acc {end[ACCURACY]}, but its scores and its target {sample.target!r} say otherwise; the "
             f"target cannot be understood as one of the choices."
         )
 
