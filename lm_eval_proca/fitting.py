@@ -1,4 +1,5 @@
-"""From a score table to calibrated scores of its evaluation rows: in a run, after it, and in analyses."""
+"""From a score table to calibrated scores of its evaluation rows, and how good they are: in a run, after it, and in
+analyses."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from lm_eval_proca.calibration.registry import CALIBRATORS, get_calibrator, make
 from lm_eval_proca.errors import CalibrationError
 from lm_eval_proca.run_files import RAW
 from lm_eval_proca.score_table import ScoreTable
-from lm_eval_proca.statistics import label_bias
+from lm_eval_proca.statistics import Interval, LabelBias, accuracy, label_bias, measures
 
 FOLDS = 5
 FOLD_SEED = 0
@@ -38,12 +39,9 @@ def calibrators_of_documents(params: Params | None = None, *, hidden_states: boo
 
     What lm-eval logs has no `hidden_states`.
     """
-    possible = []
-    for name in CALIBRATORS:
-        kind = get_calibrator(name)
-        if kind.fits_on == "estimate" and (hidden_states or not kind.uses_representations):
-            possible.append(name)
-    return make_calibrators(possible, params)
+    kinds = {name: get_calibrator(name) for name in CALIBRATORS}
+    suited = [name for name, kind in kinds.items() if hidden_states or not kind.uses_representations]
+    return make_calibrators([name for name in suited if kinds[name].fits_on == "estimate"], params)
 
 
 def calibrators_of_run(table: ScoreTable, params: Params | None = None) -> dict[str, Calibrator]:
@@ -186,3 +184,39 @@ def _check(calibrator: Calibrator, table: ScoreTable, role: str) -> None:
         )
     if (reason := table.not_finite(("eval", role))) is not None:
         raise CalibrationError(f"{reason}; calibration needs finite scores (try another dtype).")
+
+
+# ------------------------------------------------------------------ how good
+
+
+@dataclass(frozen=True)
+class Measured:
+    """How one method does on the evaluation rows; the raw scores have no fit."""
+
+    name: str
+    fit: Fit | None
+    measures: dict[str, Interval]
+    bias: LabelBias
+
+
+def recalibrate(table: ScoreTable, calibrators: Mapping[str, Calibrator]) -> tuple[list[Measured], dict[str, str]]:
+    """Raw scores, then every calibrator that the table can fit, measured on the evaluation rows; and why not others."""
+    gold = table.gold_of("eval")
+    fits, failures = fit_all(table, calibrators)
+    found = [
+        Measured(name, fits.get(name), measures(gold, proba, predicted), label_bias(gold, proba, predicted))
+        for name, proba, predicted in predictions(table, fits)
+    ]
+    return found, failures
+
+
+def accuracy_of(table: ScoreTable, fit: Fit | None = None) -> float:
+    """Accuracy on the evaluation rows: of a fit, or of the raw scores as lm-eval computes it."""
+    scores = table.scores_of("eval") if fit is None else fit.log_proba
+    return accuracy(table.gold_of("eval"), np.argmax(scores, axis=1))
+
+
+def accuracies(table: ScoreTable, calibrators: Mapping[str, Calibrator]) -> dict[str, float]:
+    """Accuracy of the raw scores and of each calibrator that the table can fit."""
+    fits, _ = fit_all(table, calibrators)
+    return {RAW: accuracy_of(table)} | {name: accuracy_of(table, one) for name, one in fits.items()}

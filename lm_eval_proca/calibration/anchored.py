@@ -31,6 +31,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve, helmert
+from scipy.optimize import brentq
 from scipy.special import log_softmax, softmax
 
 from lm_eval_proca.calibration.base import Array, Calibrator
@@ -413,10 +414,4 @@ def _temperature(logits: Array, anchor: Array) -> float:
         return float(softmax(temperature * logits, axis=1).max(axis=1).mean())
 
     wanted = (confidence(1.0) + float(anchor.max(axis=1).mean())) / 2
-    low, high = 0.0, 1.0
-    if confidence(high) <= wanted:
-        return 1.0
-    for _ in range(40):
-        middle = (low + high) / 2
-        low, high = (middle, high) if confidence(middle) < wanted else (low, middle)
-    return high
+    return 1.0 if confidence(1.0) <= wanted else brentq(lambda t: confidence(t) - wanted, 0.0, 1.0)

@@ -13,14 +13,15 @@ from lm_eval_proca.calibration.registry import CALIBRATORS
 from lm_eval_proca.cli.calibrate_runs import calibrate_folders
 from lm_eval_proca.cli.options import add_param_option, calibrator_params, names
 from lm_eval_proca.errors import CalibrationError, ResultsError
-from lm_eval_proca.experiments.recalibration import Measured, recalibrate
 from lm_eval_proca.experiments.score_files import find_score_tables, read_run
 from lm_eval_proca.fitting import (
+    Measured,
     Params,
     calibrators_of_documents,
     calibrators_of_run,
     in_words,
     make_calibrators,
+    recalibrate,
     role_to_fit,
 )
 from lm_eval_proca.report.tabular import check_rows_file, text_table, write_rows

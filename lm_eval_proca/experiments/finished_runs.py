@@ -21,9 +21,8 @@ from lm_eval_proca.calibration.base import Calibrator
 from lm_eval_proca.calibration.registry import CALIBRATORS
 from lm_eval_proca.errors import ScoreTableError
 from lm_eval_proca.experiments.group_rows import RECALL_SD, SAME, STDERR, add_group_rows, lower_is_better
-from lm_eval_proca.experiments.recalibration import accuracy_of
 from lm_eval_proca.files import replacing
-from lm_eval_proca.fitting import Fit, fit_all, label_biases, predictions
+from lm_eval_proca.fitting import Fit, accuracy_of, fit_all, label_biases, predictions
 from lm_eval_proca.run_files import ACCURACY, RAW, evaluated, mapping, read_document, record_of, samples_file
 from lm_eval_proca.sample_logs import Correct, document_hash, first_lines, read_samples, with_filter
 from lm_eval_proca.score_table import ScoreTable

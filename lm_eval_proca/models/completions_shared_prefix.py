@@ -13,11 +13,11 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import requests
-import torch
 from aiohttp import ClientError
+from lm_eval.api.instance import Instance
 from lm_eval.api.registry import register_model
 from lm_eval.models.openai_completions import LocalCompletionsAPI
 from requests.adapters import HTTPAdapter
@@ -25,10 +25,7 @@ from requests.adapters import HTTPAdapter
 from lm_eval_proca.errors import ModelError
 from lm_eval_proca.models.engine import EngineLM
 from lm_eval_proca.models.next_tokens import Prediction, Question
-from lm_eval_proca.models.sharing import TOLERANCE, CannotShare, LogLikelihood, TokenizedRequest, logger
-
-if TYPE_CHECKING:
-    from lm_eval.api.instance import Instance
+from lm_eval_proca.models.sharing import CannotShare, LogLikelihood, TokenizedRequest, logger
 
 FIRST_VERSION = "0.26"
 TOKEN = "token_id:"
@@ -60,20 +57,13 @@ class CompletionsSharedPrefixLM(EngineLM, LocalCompletionsAPI):
         if served and model not in served:  # before a tokenizer of that name is looked for
             raise _wrong_model(base_url, model, served)
         super().__init__(base_url=base_url, **kwargs)
+        self._longest_input = self.max_length
         self._served = served
         self._session = requests.Session()
         for scheme in ("http://", "https://"):
             self._session.mount(scheme, HTTPAdapter(pool_maxsize=max(1, self._concurrent)))
         self._count = threading.Lock()
         self._requests_sent = self._requests_answered = self._bytes_sent = 0
-
-    @property
-    def _longest_input(self) -> int:
-        return self.max_length
-
-    @property
-    def _tolerance(self) -> float:
-        return TOLERANCE[torch.bfloat16]  # a server does not tell its precision
 
     def _stock(self, requests: list[TokenizedRequest], disable_tqdm: bool, **options: Any) -> list[LogLikelihood]:
         with self._in_a_sentence():

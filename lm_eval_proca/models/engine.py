@@ -5,11 +5,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 
+import torch
 from tqdm import tqdm
 
 from lm_eval_proca.models.next_tokens import Prediction, Question, questions, read_answers
 from lm_eval_proca.models.prefix_tree import Request
-from lm_eval_proca.models.sharing import CannotShare, LogLikelihood, SharedPrefix, TokenizedRequest, logger
+from lm_eval_proca.models.sharing import TOLERANCE, CannotShare, LogLikelihood, SharedPrefix, TokenizedRequest, logger
 
 BLOCK_SIZE = 32
 """An engine keeps prefixes in blocks of so many tokens, and computes again what does not fill one."""
@@ -18,21 +19,16 @@ BLOCK_SIZE = 32
 class EngineLM(SharedPrefix):
     """Asks an engine for the next tokens behind prompts, one question for each document and one-token labels."""
 
+    _longest_input: int
+    """Tokens of context and continuation that stock sends at most; it cuts the beginning of longer ones."""
+    _tolerance = TOLERANCE[torch.bfloat16]
+    """How far log-probabilities of one token may lie apart when the engine, whose precision may be unknown, computes
+    them in two ways."""
     _checked = False
 
     @abstractmethod
     def _predictions(self, asked: Sequence[Question]) -> Iterator[tuple[int, Prediction]]:
         """The answers of the engine with the places of their questions, in any order."""
-
-    @property
-    @abstractmethod
-    def _longest_input(self) -> int:
-        """Tokens of context and continuation that stock sends at most; it cuts the beginning of longer ones."""
-
-    @property
-    @abstractmethod
-    def _tolerance(self) -> float:
-        """How far log-probabilities of one token may lie apart when the engine computes them in two ways."""
 
     def _is_cut(self, context: Sequence[int], continuation: Sequence[int]) -> bool:
         return len(context) + len(continuation) > self._longest_input

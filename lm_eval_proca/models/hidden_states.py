@@ -31,35 +31,27 @@ def layer_index(layer: Layer, depth: int) -> int:
     return index
 
 
-class HiddenStates:
-    """Reads the hidden states of `layers` of a causal model of transformers."""
+@contextmanager
+def hidden_states_at(
+    places: torch.Tensor, model: Any, layers: Collection[Layer]
+) -> Iterator[dict[Layer, torch.Tensor]]:
+    """A dictionary that a forward pass of a causal model within the block fills: by layer, the states at `places` of
+    every row, one row after the other."""
+    states: dict[Layer, torch.Tensor] = {}
 
-    def __init__(self, model: Any, layers: Collection[Layer]) -> None:
-        self._readers: dict[Layer, nn.Module] = {}
-        if not layers:
-            return
-        blocks = _decoder_blocks(model)
+    def keep(layer: Layer, reader: nn.Module, args: Any, kwargs: Any) -> None:
+        given = args[0] if args else kwargs["hidden_states"]
+        # Models give their output layer the wanted places alone.
+        chosen = given if given.shape[1] == len(places) else given[:, places]
+        states[layer] = chosen.flatten(0, 1).float()
+
+    with ExitStack() as hooks:
         # A block reads the state before it; the output layer reads the state after the last block and the final norm.
-        readers = [*blocks, model.get_output_embeddings()]
-        self._readers = {layer: readers[layer_index(layer, len(blocks))] for layer in layers}
-
-    @contextmanager
-    def read_at(self, places: torch.Tensor) -> Iterator[dict[Layer, torch.Tensor]]:
-        """A dictionary that a forward pass within the block fills: by layer, the states at `places` of every row, one
-        row after the other."""
-        states: dict[Layer, torch.Tensor] = {}
-
-        def keep(layer: Layer, reader: nn.Module, args: Any, kwargs: Any) -> None:
-            given = args[0] if args else kwargs["hidden_states"]
-            # Models give their output layer the wanted places alone.
-            chosen = given if given.shape[1] == len(places) else given[:, places]
-            states[layer] = chosen.flatten(0, 1).float()
-
-        with ExitStack() as hooks:
-            for layer, reader in self._readers.items():
-                handle = reader.register_forward_pre_hook(partial(keep, layer), with_kwargs=True)
-                hooks.callback(handle.remove)
-            yield states
+        readers = [*_decoder_blocks(model), model.get_output_embeddings()] if layers else []
+        for layer in layers:
+            reader = readers[layer_index(layer, len(readers) - 1)]
+            hooks.callback(reader.register_forward_pre_hook(partial(keep, layer), with_kwargs=True).remove)
+        yield states
 
 
 def _decoder_blocks(model: Any) -> nn.ModuleList:

@@ -19,12 +19,13 @@ import functools
 import math
 import sys
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from lm_eval.api.instance import Instance
 from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
 from tqdm import tqdm
@@ -32,13 +33,10 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, Dynam
 
 from lm_eval_proca.collective import collective
 from lm_eval_proca.errors import ModelError
-from lm_eval_proca.models.hidden_states import HiddenStates, Layer
+from lm_eval_proca.models.hidden_states import Layer, hidden_states_at
 from lm_eval_proca.models.prefix_tree import Answer, Group, Limits, Pass, Request, plan
 from lm_eval_proca.models.sampling import can_decode, decoding_loop
 from lm_eval_proca.models.sharing import TOLERANCE, CannotShare, LogLikelihood, SharedPrefix, TokenizedRequest, logger
-
-if TYPE_CHECKING:
-    from lm_eval.api.instance import Instance
 
 # Measured on two CPU cores, for prefixes of 0 to 700 tokens; accelerators want larger passes.
 MAX_BATCH_TOKENS = {"cpu": 512}
@@ -315,7 +313,7 @@ class SharedPrefixLM(SharedPrefix, HFLM):
             kwargs["position_ids"] = torch.from_numpy(scored.positions()).to(self.device)
         layers = {layer for answer in scored.answers() for layer in self._layers.get(answer.request, ())}
         places = torch.from_numpy(scored.scored).to(self.device)
-        with HiddenStates(self.model, layers).read_at(places) as states:
+        with hidden_states_at(places, self.model, layers) as states:
             log_probs = self._log_probs(scored.tokens(), scored.scored, **kwargs)
         return Predictions(log_probs, states)
 

@@ -11,13 +11,11 @@ import functools
 import logging
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
-
-if TYPE_CHECKING:
-    from lm_eval.api.instance import Instance
 
 logger = logging.getLogger("lm_eval.proca")
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import torch
 from lm_eval.api.registry import register_model
 
 from lm_eval_proca.errors import ModelError
@@ -46,16 +45,9 @@ class VLLMSharedPrefixLM(EngineLM, VLLM):
         if current_platform.is_cpu():
             kwargs.setdefault("block_size", BLOCK_SIZE)  # vLLM's 128 tokens are longer than many prefixes
         super().__init__(pretrained, **kwargs)
-
-    @property
-    def _longest_input(self) -> int:
-        return self.max_length - 1  # as VLLM cuts: it wants room for a generated token
-
-    @property
-    def _tolerance(self) -> float:
-        if self.data_parallel_size > 1:  # the engines live elsewhere
-            return TOLERANCE[torch.bfloat16]
-        return TOLERANCE.get(self.model.llm_engine.model_config.dtype, TOLERANCE[torch.bfloat16])
+        self._longest_input = self.max_length - 1  # as VLLM cuts: it wants room for a generated token
+        if self.data_parallel_size == 1:  # else the engines live elsewhere
+            self._tolerance = TOLERANCE.get(self.model.llm_engine.model_config.dtype, self._tolerance)
 
     def _predictions(self, asked: Sequence[Question]) -> Iterator[tuple[int, Prediction]]:
         if not hasattr(SamplingParams, "logprob_token_ids"):

@@ -9,8 +9,7 @@ from scipy.special import expit, log_softmax
 from lm_eval_proca import BatchCalibrator, ContextualCalibrator, PrototypicalCalibrator
 from lm_eval_proca.experiments.analyses import ablation, boundary, estimate_set, observations, prompts
 from lm_eval_proca.experiments.analyses.observations import only, usable
-from lm_eval_proca.experiments.recalibration import accuracies, accuracy_of
-from lm_eval_proca.fitting import fit, make_calibrators
+from lm_eval_proca.fitting import accuracies, accuracy_of, fit, make_calibrators
 from lm_eval_proca.statistics import mean_by
 from tests.score_tables import made_table
 

@@ -8,8 +8,7 @@ from sklearn.base import clone
 
 from lm_eval_proca.calibration.base import Calibrator
 from lm_eval_proca.experiments.analyses.observations import prompt_of
-from lm_eval_proca.experiments.recalibration import accuracy_of
-from lm_eval_proca.fitting import fit
+from lm_eval_proca.fitting import accuracy_of, fit
 from lm_eval_proca.score_table import ScoreTable
 from lm_eval_proca.statistics import Observation
 

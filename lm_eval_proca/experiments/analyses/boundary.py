@@ -13,8 +13,7 @@ from scipy.special import expit, log_expit
 
 from lm_eval_proca.calibration.base import Calibrator
 from lm_eval_proca.experiments.analyses.observations import prompt_of
-from lm_eval_proca.experiments.recalibration import accuracy_of
-from lm_eval_proca.fitting import fit, fit_all
+from lm_eval_proca.fitting import accuracy_of, fit, fit_all
 from lm_eval_proca.run_files import RAW
 from lm_eval_proca.score_table import ScoreTable
 from lm_eval_proca.statistics import Observation, accuracy

@@ -13,8 +13,7 @@ import numpy as np
 
 from lm_eval_proca.calibration.base import Calibrator
 from lm_eval_proca.experiments.analyses.observations import observe
-from lm_eval_proca.experiments.recalibration import accuracies, accuracy_of
-from lm_eval_proca.fitting import fit_all
+from lm_eval_proca.fitting import accuracies, accuracy_of, fit_all
 from lm_eval_proca.score_table import ScoreTable
 from lm_eval_proca.statistics import Observation
 

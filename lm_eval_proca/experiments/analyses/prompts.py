@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from lm_eval_proca.calibration.base import Calibrator
 from lm_eval_proca.experiments.analyses.observations import observe
-from lm_eval_proca.experiments.recalibration import accuracies
+from lm_eval_proca.fitting import accuracies
 from lm_eval_proca.score_table import ScoreTable
 from lm_eval_proca.statistics import Observation
 

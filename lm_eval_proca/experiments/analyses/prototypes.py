@@ -15,8 +15,7 @@ from sklearn.preprocessing import StandardScaler
 from lm_eval_proca.calibration.base import Calibrator
 from lm_eval_proca.calibration.representation import principal_components, unit_scale
 from lm_eval_proca.experiments.analyses.observations import observe, prompt_of
-from lm_eval_proca.experiments.recalibration import accuracy_of
-from lm_eval_proca.fitting import fit_all
+from lm_eval_proca.fitting import accuracy_of, fit_all
 from lm_eval_proca.run_files import RAW
 from lm_eval_proca.score_table import ScoreTable
 from lm_eval_proca.statistics import Observation, mean, mean_by, mean_interval, rank_correlation

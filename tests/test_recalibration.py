@@ -5,8 +5,7 @@ import pytest
 
 from lm_eval_proca import BatchCalibrator, ContextualCalibrator, PrototypicalCalibrator
 from lm_eval_proca.errors import CalibrationError
-from lm_eval_proca.experiments.recalibration import accuracies, recalibrate
-from lm_eval_proca.fitting import calibrators_of_run, make_calibrators
+from lm_eval_proca.fitting import accuracies, calibrators_of_run, make_calibrators, recalibrate
 from tests.score_tables import made_table, without
 
 
