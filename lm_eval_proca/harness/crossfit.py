@@ -24,16 +24,23 @@ from lm_eval_proca.harness.announcement import Announcement
 from lm_eval_proca.harness.config import MEANINGLESS_METRICS
 from lm_eval_proca.harness.estimate import fingerprint
 from lm_eval_proca.harness.filters import CalibratedResponse, give_out
-from lm_eval_proca.harness.fixed_labels import PYTHON, SEVERAL_INPUTS, SEVERAL_TARGETS, Obstacle, judge
+from lm_eval_proca.harness.fixed_labels import (
+    PYTHON,
+    SEVERAL_INPUTS,
+    SEVERAL_TARGETS,
+    Obstacle,
+    Requested,
+    gold_of,
+    judge,
+    requested,
+)
 from lm_eval_proca.harness.outcome import check_scores_dir, fit_scores
-from lm_eval_proca.harness.plan import Plan
-from lm_eval_proca.harness.requested import Requested, gold_of, requested
+from lm_eval_proca.harness.plan import Plan, gold_if_any
 from lm_eval_proca.harness.settings import CALIBRATE, PREFIX, Settings, settings_of_run, without_settings
 from lm_eval_proca.harness.shards import Document, ask_for_hidden_states
 from lm_eval_proca.harness.split_rows import SplitRows, draw_split_rows
 from lm_eval_proca.harness.task import CalibratedTask
 from lm_eval_proca.identity import identity_of_task
-from lm_eval_proca.score_table import NO_GOLD
 
 if TYPE_CHECKING:
     from lm_eval.api.group import Group
@@ -165,16 +172,11 @@ class CrossFitted(ConfigurableTask):
             "eval_hash": fingerprint([one.prompt_hash, one.gold] for one in found.documents.values()),
         }
         for number, (doc_id, row) in enumerate(unlabeled.items()):
-            documents[doc_id] = Document("estimate", number, self._gold_if_any(row, found.labels))
+            gold = gold_if_any(lambda row: gold_of(self.doc_to_target(row), found.labels), row)
+            documents[doc_id] = Document("estimate", number, gold)
         chosen = {key: record[key] for key in ("estimate_size", "estimate_seed", "estimate_source")}
         origin = identity_of_task(self.config.metadata, chosen, record)
         return Plan(documents, unlabeled, record, origin, ())
-
-    def _gold_if_any(self, row: dict[str, Any], labels: Sequence[str]) -> int:
-        try:
-            return gold_of(self.doc_to_target(row), labels)
-        except Exception:  # an unlabeled row may fail in any template or function of the YAML
-            return NO_GOLD
 
     # ------------------------------------------------------------------ results
 

@@ -36,29 +36,16 @@ def content_free_docs(
 
 
 def draw_rows(
-    pool: Sequence[Mapping[str, Any]], size: int, seed: int | None, *, allowed: Callable[[Any], bool]
-) -> list[int]:
-    """Indices of a seeded random sample of the allowed rows of `pool`: `size` of them, or as many as there are.
+    pool: Sequence[dict[str, Any]], size: int, seed: int | None, *, allowed: Callable[[Any], bool]
+) -> list[dict[str, Any]]:
+    """A seeded random sample of the allowed rows of `pool`: `size` of them, or as many as there are.
 
     The seed is mixed with a word, so that demonstrations and estimate rows drawn with the same seed from the same
     split are independent draws. A larger set contains a smaller one of the same seed.
     """
     order = list(range(len(pool)))
     Random(f"estimate-{seed}").shuffle(order)
-    return list(islice((i for i in order if allowed(pool[i])), size))
-
-
-def draw_estimate_rows(
-    pool: Sequence[Mapping[str, Any]], size: int, seed: int, *, task: str, allowed: Callable[[Any], bool]
-) -> list[int]:
-    """Exactly `size` rows, skipping those that are evaluated or demonstrated."""
-    rows = draw_rows(pool, size, seed, allowed=allowed)
-    if len(rows) < size:
-        raise TaskError(
-            f"{task}: estimate_size is {size}, but the estimate split has only {len(rows)} rows that are neither "
-            f"evaluated nor demonstrations; set --metadata proca.estimate_size={len(rows)} or less."
-        )
-    return rows
+    return list(islice(filter(allowed, (pool[i] for i in order)), size))
 
 
 def read_estimate_file(

@@ -1,11 +1,20 @@
-"""Whether a task of lm-eval has one fixed list of labels, which calibration needs: as far as its YAML tells."""
+"""Whether a task of lm-eval has one fixed list of labels, which calibration needs: as far as its YAML tells, and as
+its requests show, with gold and prompts."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
+from lm_eval.api.task import ConfigurableTask
+
+from lm_eval_proca.harness.estimate import fingerprint
+from lm_eval_proca.harness.gather import gather
+from lm_eval_proca.harness.requests import by_document
+from lm_eval_proca.score_table import NO_GOLD
 
 PYTHON = "a task written in Python"
 SEVERAL_INPUTS = "several inputs per document"
@@ -58,3 +67,50 @@ def check_words(labels: tuple[str, ...]) -> None:
         raise Obstacle("fewer than two labels")
     if len({word.strip() for word in labels}) < len(labels):
         raise Obstacle("two labels are written alike")
+
+
+@dataclass(frozen=True)
+class RequestedDocument:
+    gold: int
+    """Index of its label, or NO_GOLD."""
+    prompt_hash: str
+
+
+@dataclass(frozen=True)
+class Requested:
+    """What all processes together will have scored."""
+
+    labels: tuple[str, ...]
+    documents: dict[int, RequestedDocument]
+    """By lm-eval's document id, ascending."""
+
+
+def requested(task: ConfigurableTask) -> Requested:
+    """Read from the requests alone: functions of a task that draw at random must not be called once more."""
+    choices: set[tuple[str, ...]] = set()
+    documents: dict[int, RequestedDocument] = {}
+    for doc_id, requests in by_document(task.instances).items():
+        if "acc_mutual_info" in task._metric_fn_list:  # every choice once more, without a prompt
+            requests = requests[: len(requests) // 2]
+        labels = tuple(instance.args[1].strip() for instance in requests)
+        gold = gold_of(task.doc_to_target(requests[0].doc), labels)
+        choices.add(labels)
+        documents[doc_id] = RequestedDocument(gold, fingerprint([requests[0].args[0]]))
+
+    shards = gather((choices if len(choices) == 1 else None, documents))
+    (own, *_), everything = shards[0], {doc_id: one for _, shard in shards for doc_id, one in shard.items()}
+    if own is None or any(others != own for others, _ in shards):
+        raise Obstacle("choices differ between documents")
+    (labels,) = own
+    check_words(labels)
+    if len(everything) <= max(everything):  # stock `--model hf` on several nodes: local rank with global world size
+        raise Obstacle("some documents are scored by no process")
+    return Requested(labels, dict(sorted(everything.items())))
+
+
+def gold_of(target: Any, labels: Sequence[str]) -> int:
+    """Index of the gold label, by lm-eval's rule; a document that has none is wrong in every row."""
+    if isinstance(target, str):
+        return labels.index(target.strip()) if target.strip() in labels else NO_GOLD
+    is_index = isinstance(target, (int, np.integer)) and 0 <= target < len(labels)
+    return int(target) if is_index else NO_GOLD

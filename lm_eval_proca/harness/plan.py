@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from lm_eval_proca.harness.data import fixed_part
 from lm_eval_proca.harness.estimate import (
     UnlabeledDoc,
     content_free_docs,
-    draw_estimate_rows,
+    draw_rows,
     fingerprint,
     read_estimate_file,
     without_label,
@@ -124,20 +124,21 @@ def _forbidden(task: CalibratedTask) -> set[tuple[str, ...]]:
 
 
 def _estimate_docs(task: CalibratedTask) -> list[Labeled]:
-    forbidden, pool = _forbidden(task), task.estimate_pool
-    rows = draw_estimate_rows(
-        pool,
-        task.settings.estimate_size,
-        _estimate_seed(task),
-        task=task.task_name,
-        allowed=lambda row: task.text_of(row) not in forbidden,
+    forbidden, size = _forbidden(task), task.settings.estimate_size
+    rows = draw_rows(
+        task.estimate_pool, size, _estimate_seed(task), allowed=lambda row: task.text_of(row) not in forbidden
     )
-    return [(without_label(row, task.label_column), _gold_if_any(task, row)) for row in (pool[i] for i in rows)]
+    if len(rows) < size:
+        raise TaskError(
+            f"{task.task_name}: estimate_size is {size}, but the estimate split has only {len(rows)} rows that are "
+            f"neither evaluated nor demonstrations; set --metadata proca.estimate_size={len(rows)} or less."
+        )
+    return [(without_label(row, task.label_column), gold_if_any(task.gold, row)) for row in rows]
 
 
-def _gold_if_any(task: CalibratedTask, doc: Mapping[str, Any]) -> int:
+def gold_if_any(gold_of: Callable[[Any], int], doc: Mapping[str, Any]) -> int:
     try:
-        return task.gold(doc)
+        return gold_of(doc)
     except Exception:  # an unlabeled row may fail in any template or function of the YAML
         return NO_GOLD
 
@@ -194,7 +195,7 @@ def _check_shown_columns(task: CalibratedTask, blank: UnlabeledDoc, prompt_optio
 
 
 def _missing_demonstrations(task: CalibratedTask, shots: int) -> list[str]:
-    shown = {_gold_if_any(task, row) for row in task.sampler.sample(shots)}
+    shown = {gold_if_any(task.gold, row) for row in task.sampler.sample(shots)}
     missing = [label for k, label in enumerate(task.labels) if k not in shown]
     if not shown or NO_GOLD in shown or not missing or task.settings.demonstration_counts is not None:
         return []

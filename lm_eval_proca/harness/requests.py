@@ -1,8 +1,9 @@
-"""Prompts and requests of documents that lm-eval does not know: those that calibrators are fitted on."""
+"""Prompts and requests of documents, above all those that lm-eval does not know: what calibrators are fitted on."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from lm_eval.api.instance import Instance
@@ -44,3 +45,11 @@ def requests_of(
         apply_chat_template=options.get("apply_chat_template", False),
         chat_template=options.get("chat_template"),
     )
+
+
+def by_document(instances: Iterable[Instance]) -> dict[int, list[Instance]]:
+    """The requests of each document, in the order of its labels."""
+    of_document: defaultdict[int, list[Instance]] = defaultdict(list)
+    for instance in sorted(instances, key=lambda instance: instance.idx):
+        of_document[instance.doc_id].append(instance)
+    return of_document

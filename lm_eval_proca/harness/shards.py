@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +12,7 @@ from lm_eval.api.instance import Instance
 from lm_eval_proca.calibration.base import Calibrator
 from lm_eval_proca.calibration.representation import unit_scale
 from lm_eval_proca.errors import DistributedError
+from lm_eval_proca.harness.requests import by_document
 from lm_eval_proca.score_table import NO_GOLD, ROLES, ScoreTable
 
 
@@ -51,12 +51,8 @@ def ask_for_hidden_states(
 
 def scored_documents(instances: Iterable[Instance], documents: Mapping[int, Document]) -> list[ScoredDocument]:
     """What this process has scored; `documents` says what lm-eval's document ids stand for."""
-    requests: defaultdict[int, list[Instance]] = defaultdict(list)
-    for instance in instances:
-        requests[instance.doc_id].append(instance)
     scored = []
-    for doc_id, of_document in requests.items():
-        of_document.sort(key=lambda instance: instance.idx)
+    for doc_id, of_document in by_document(instances).items():
         # The evaluator pads ranks with copies of requests, so an instance may hold its response twice.
         scores = [float(instance.resps[0][0]) for instance in of_document]
         cut = [instance.truncated for instance in of_document if hasattr(instance, "truncated")]

@@ -63,7 +63,7 @@ def draw_split_rows(
                 f"({type(error).__name__}: {error}); leave proca.estimate_split out."
             ) from error
 
-    drawn = tuple(pool[i] for i in draw_rows(pool, size, seed, allowed=allowed))
+    drawn = tuple(draw_rows(pool, size, seed, allowed=allowed))
     if len(drawn) < ROWS_PER_LABEL * len(labels):
         raise Obstacle(f"the split {split} has only {len(drawn)} usable rows")
     return SplitRows(split, seed, drawn)
