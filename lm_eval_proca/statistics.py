@@ -22,6 +22,16 @@ MOST_BINS = 15
 ROWS_PER_BIN = 10
 
 Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+
+def grouped(values: Iterable[Value], key: Callable[[Value], Key]) -> dict[Key, list[Value]]:
+    """The values that have the same key, in the order in which they come."""
+    groups: dict[Key, list[Value]] = {}
+    for value in values:
+        groups.setdefault(key(value), []).append(value)
+    return groups
+
 
 # ------------------------------------------------------------------ over seeds
 
@@ -44,14 +54,12 @@ def mean_by(*columns: str) -> Callable[[Sequence[Observation]], list[Observation
     """A function that gives mean and sd of `accuracy` over all observations that agree in these columns."""
 
     def means(observations: Sequence[Observation]) -> list[Observation]:
-        groups: dict[tuple[Any, ...], list[float]] = {}
-        for one in observations:
-            groups.setdefault(tuple(one[column] for column in columns), []).append(one["accuracy"])
-        return [
-            {**dict(zip(columns, key, strict=True)), "accuracy": mean(found), "sd": standard_deviation(found)}
-            | {"n": len(found)}
-            for key, found in groups.items()
-        ]
+        rows = []
+        for key, alike in grouped(observations, lambda one: tuple(one[column] for column in columns)).items():
+            found = [one["accuracy"] for one in alike]
+            spread = {"accuracy": mean(found), "sd": standard_deviation(found), "n": len(found)}
+            rows.append({**dict(zip(columns, key, strict=True)), **spread})
+        return rows
 
     return means
 

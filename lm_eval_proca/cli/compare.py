@@ -10,14 +10,14 @@ from pathlib import Path
 
 from lm_eval_proca.cli.calibrate_runs import progress
 from lm_eval_proca.errors import ResultsError
-from lm_eval_proca.experiments.finished_runs import FittedTask, answers, calibrate_run, why_unchanged
+from lm_eval_proca.experiments.finished_runs import FittedTask, answers, calibrate_run
 from lm_eval_proca.fitting import calibrators_of_documents
 from lm_eval_proca.report.comparison import Calibrated, Report, compare
 from lm_eval_proca.report.formats import latex, markdown, spreadsheet, structured, terminal
 from lm_eval_proca.report.page import render_page
 from lm_eval_proca.report.results import Notice, matches
 from lm_eval_proca.report.tabular import write_file
-from lm_eval_proca.run_files import read_document, result_files, samples_file
+from lm_eval_proca.run_files import result_files, samples_file
 
 FORMATS = {"terminal": terminal, "markdown": markdown, "csv": spreadsheet, "latex": latex, "json": structured}
 SUFFIXES = {".md": "markdown", ".csv": "csv", ".tex": "latex", ".json": "json"}
@@ -74,25 +74,20 @@ def _calibrated(files: Sequence[Path], patterns: Sequence[str]) -> Calibrated:
 
     with progress(files) as done:
         for file in files:
+
+            def wanted(task: str, file: Path = file) -> bool:
+                return matches(task, patterns) and samples_file(file, task).is_file()
+
             try:
-                document = read_document(file)
+                run = calibrate_run(file, calibrators, wanted=wanted, keep=keep, done=done)
             except ResultsError:  # for the comparison to name
                 continue
-            possible = {
-                task
-                for task in document["configs"]
-                if matches(task, patterns)
-                and why_unchanged(document, task) is None
-                and samples_file(file, task).is_file()
-            }
-            if not possible:
-                continue
-            run = calibrate_run(file, calibrators, wanted=possible.__contains__, keep=keep, done=done)
             for one in run.skipped:
                 kind = "damaged" if one.damaged else "left out"
                 found.notices.append(Notice(kind, f"{one.task} of {file} was skipped: {one.reason}."))
                 del run.document["configs"][one.task]
-            found.documents[file] = run.document
+            if run.calibrated or run.skipped:
+                found.documents[file] = run.document
             count += len(run.calibrated)
     if count:
         text = f"{count} results were calibrated here, cross-fitted on the evaluation rows in their sample logs"

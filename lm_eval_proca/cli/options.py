@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lm_eval_proca.errors import CalibrationError, TaskError
@@ -95,14 +96,6 @@ def names(given: Sequence[str]) -> list[str]:
     return [name for part in given for name in part.split(",") if name]
 
 
-def whole_number(text: str) -> int:
-    return _at_least(0, text)
-
-
-def positive(text: str) -> int:
-    return _at_least(1, text)
-
-
 def _at_least(least: int, text: str) -> int:
     try:
         number = int(text)
@@ -111,3 +104,6 @@ def _at_least(least: int, text: str) -> int:
     if number < least:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
     return number
+
+
+whole_number, positive = partial(_at_least, 0), partial(_at_least, 1)

@@ -19,6 +19,7 @@ from lm_eval_proca.experiments.runner import Failure, Outcome, run_cells
 from lm_eval_proca.experiments.sweep import Cost, Prompts, estimate_cost, grid, render_prompts, token_counter
 from lm_eval_proca.experiments.task_files import find_task_files
 from lm_eval_proca.harness.gather import is_first_process
+from lm_eval_proca.statistics import grouped
 
 PAPER_SHOTS = (0, 1, 4, 8)
 PAPER_SEEDS = (0, 1, 2, 3, 4)
@@ -66,24 +67,15 @@ def run(args: argparse.Namespace) -> int:
         work = _print_plan(cells, models, args)
     if args.dry_run:
         return 0
+    evaluate = evaluate_generating if generated else None
+    outcomes: list[Outcome] = []
     try:
-        return _run_all(cells, models, args, work)
+        for model in models:
+            outcomes += run_cells(cells, model, args.output_path, evaluate=evaluate, work=work.get(model.name))
+            model.unload()
     except KeyboardInterrupt:
         print("\nInterrupted. Finished cells are kept; the same command goes on from here.", file=sys.stderr)
         return 130
-
-
-def _run_all(
-    cells: Sequence[Cell],
-    models: Sequence[Model],
-    args: argparse.Namespace,
-    work: Mapping[str, Mapping[Cell, float]],
-) -> int:
-    evaluate = evaluate_generating if args.estimate == GENERATED else None
-    outcomes: list[Outcome] = []
-    for model in models:
-        outcomes += run_cells(cells, model, args.output_path, evaluate=evaluate, work=work.get(model.name))
-        model.unload()
     failed = [outcome for outcome in outcomes if outcome.failure is not None]
     if is_first_process():
         _print_end(outcomes, failed, args.output_path)
@@ -158,11 +150,7 @@ def _print_model(
 def _print_end(outcomes: Sequence[Outcome], failed: Sequence[Outcome], output_path: str) -> None:
     print(f"\n{len(outcomes) - len(failed)} of {len(outcomes)} cells are finished in {output_path}", end="")
     print(f", {len(failed)} failed:" if failed else ".")
-    by_sentence: dict[str, list[Outcome]] = {}
-    for outcome in failed:
-        if outcome.failure is not None:
-            by_sentence.setdefault(outcome.failure.sentence, []).append(outcome)
-    for sentence, alike in by_sentence.items():
+    for sentence, alike in grouped(failed, lambda outcome: outcome.failure and outcome.failure.sentence).items():
         print(f"  {sentence}")
         examples = ", ".join(outcome.cell.name for outcome in alike[:3])
         print(f"    {examples}{f' and {len(alike) - 3} more' if len(alike) > 3 else ''}; log: {alike[0].log}")

@@ -10,12 +10,13 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any
+from unittest.mock import patch
 
 from lm_eval.api.instance import Instance
 from tqdm import tqdm
@@ -226,26 +227,19 @@ def _continuations(
         Instance(request_type="generate_until", doc={}, arguments=(prompt, dict(options)), idx=i)
         for i, prompt in enumerate(prompts)
     ]
-    with _whole_rounds(model.load(), len(prompts)) as lm:
+    with _whole_rounds(model.load(), len(prompts)):
         torch.manual_seed(Random(f"sampling-{origin['seed']}-{number}").getrandbits(63))
-        return list(lm.generate_until(requests, disable_tqdm=True))
+        return list(model.load().generate_until(requests, disable_tqdm=True))
 
 
-@contextmanager
-def _whole_rounds(lm: Any, round_size: int) -> Iterator[Any]:
+def _whole_rounds(lm: Any, round_size: int) -> AbstractContextManager[Any]:
     """Where the batch size is "auto", sample a round in one batch.
 
     HFLM would look for the largest batch of full-length prompts that fits into memory. That takes minutes on a CPU, and
     what is written would depend on how much memory is free, since rows of a batch share random numbers.
     """
     automatic = getattr(lm, "batch_size_per_gpu", None) == "auto"
-    if automatic:
-        lm.batch_size_per_gpu = round_size
-    try:
-        yield lm
-    finally:
-        if automatic:
-            lm.batch_size_per_gpu = "auto"
+    return patch.object(lm, "batch_size_per_gpu", round_size) if automatic else nullcontext()
 
 
 # ------------------------------------------------------------------ rows

@@ -16,12 +16,13 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from statistics import mean
 from typing import Any
+from unittest.mock import patch
 
 from lm_eval import evaluator, simple_evaluate
 from lm_eval.loggers import EvaluationTracker
@@ -293,16 +294,10 @@ def _environment() -> tuple[dict[str, Any], str | None]:
     return info, get_git_commit_hash()
 
 
-@contextmanager
-def _environment_asked_once() -> Iterator[None]:
+def _environment_asked_once() -> AbstractContextManager[Any]:
     """lm-eval asks pip, git and the driver in every run what the environment is: seconds per cell, for one answer."""
     info, commit = _environment()
-    theirs = evaluator.add_env_info, evaluator.get_git_commit_hash
-    evaluator.add_env_info, evaluator.get_git_commit_hash = (lambda storage: storage.update(info)), (lambda: commit)
-    try:
-        yield
-    finally:
-        evaluator.add_env_info, evaluator.get_git_commit_hash = theirs
+    return patch.multiple(evaluator, add_env_info=lambda to: to.update(info), get_git_commit_hash=lambda: commit)
 
 
 def _check_written(folder: Path, samples: int) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from lm_eval_proca.report.datasets import Dataset, Measurement, averaged_datasets
 from lm_eval_proca.report.results import Notice, short_task_name
-from lm_eval_proca.statistics import mean, standard_deviation
+from lm_eval_proca.statistics import grouped, mean, standard_deviation
 
 RAW_METHOD = "raw"
 METHOD_ORDER = (RAW_METHOD, "bc", "bc-g", "conca", "proca-g", "proca", "proca_a", "proca_h")
@@ -109,9 +109,8 @@ def blocks_of(measurements: Sequence[Measurement]) -> tuple[list[Block], list[No
         of_shots = [one for one in measurements if one.run.shots == shots]
         averaged = averaged_datasets(of_shots)
         all_seeds = {one.run.seed for one in of_shots}
-        of_models: dict[str, list[Measurement]] = {}
-        for one in sorted(of_shots, key=lambda one: (one.run.model, -1 if one.run.seed is None else one.run.seed)):
-            of_models.setdefault(one.run.model, []).append(one)
+        of_shots.sort(key=lambda one: (one.run.model, -1 if one.run.seed is None else one.run.seed))
+        of_models = grouped(of_shots, lambda one: one.run.model)
         of_this = [_block(model, averaged, len(tasks), all_seeds, found) for model, found in of_models.items()]
         notices += _not_run(shots, averaged, sorted(tasks.values()))
         notices += [notice for block in of_this for notice in _missing(block)]
@@ -152,12 +151,10 @@ def _not_run(shots: int, averaged: Sequence[Dataset], one_per_task: Sequence[Dat
 
 
 def _missing(block: Block) -> Iterable[Notice]:
-    by_gap: dict[tuple[str, ...], list[str]] = {}
-    for method in block.methods:
-        gap = tuple(dataset.name for dataset in block.averaged if (method, dataset) not in block.accuracies)
-        if gap:
-            by_gap.setdefault(gap, []).append(method)
-    for gap, methods in by_gap.items():
+    def gap_of(method: str) -> tuple[str, ...]:
+        return tuple(dataset.name for dataset in block.averaged if (method, dataset) not in block.accuracies)
+
+    for gap, methods in grouped(filter(gap_of, block.methods), gap_of).items():
         who = "" if len(methods) == len(block.methods) else f" ({', '.join(methods)})"
         yield Notice(
             "missing",

@@ -14,6 +14,7 @@ from lm_eval_proca.report.leaderboard import Comparison, Leaderboard, Standing, 
 from lm_eval_proca.report.preferences import Preference, preferences_of
 from lm_eval_proca.report.results import Notice, Run, read_results, short_model_names
 from lm_eval_proca.sample_logs import Correct, joined, read_correct
+from lm_eval_proca.statistics import grouped
 
 NAMED_FITS = 3
 """So many doubtful fits of a method are named in a notice; the results files have all."""
@@ -98,9 +99,7 @@ def compare(
 
 def _about_fits(measurements: Iterable[Measurement]) -> Iterator[Notice]:
     """What fits said against themselves: a sentence per method, with its first few cases."""
-    of_method: dict[str, list[Measurement]] = {}
-    for one in measurements:
-        of_method.setdefault(one.method, []).append(one)
+    of_method = grouped(measurements, lambda one: one.method)
     for method in sorted(of_method, key=method_order):
         warned = [one for one in of_method[method] if one.filter_name in one.run.warnings]
         cases = [

@@ -6,11 +6,11 @@ not comparable: each set of conditions becomes a column of its own, named by wha
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from lm_eval_proca.report.results import Conditions, Notice, Run, short_task_name
+from lm_eval_proca.statistics import grouped
 
 SHOWN_DUPLICATES = 5
 PAPER_ORDER = ("sst2", "sst5", "mr", "subj", "ap", "agnews", "dbpedia", "rte", "trec")
@@ -44,12 +44,9 @@ class Measurement:
 
 def measurements_of(runs: Iterable[Run]) -> tuple[list[Measurement], list[Notice]]:
     """Every accuracy that counts, in its column; of several results that measure the same, the newest."""
-    by_task: dict[str, list[Run]] = {}
-    for run in runs:
-        by_task.setdefault(run.task, []).append(run)
     measurements: list[Measurement] = []
     notices: list[Notice] = []
-    for task, of_task in sorted(by_task.items()):
+    for task, of_task in sorted(grouped(runs, lambda run: run.task).items()):
         comparable = {run: _comparable_conditions(run, of_task) for run in of_task}
         names, differing = _column_names(task, list(comparable.values()))
         if differing:
@@ -116,9 +113,9 @@ def _generated_sizes(task: str, of_task: Iterable[Run]) -> list[Notice]:
 
 
 def _newest(measurements: Iterable[Measurement]) -> tuple[list[Measurement], list[Notice]]:
-    by_measured: dict[tuple[object, ...], list[Measurement]] = {}
-    for one in measurements:
-        by_measured.setdefault((one.run.model, one.dataset, one.run.shots, one.run.seed, one.method), []).append(one)
+    by_measured = grouped(
+        measurements, lambda one: (one.run.model, one.dataset, one.run.shots, one.run.seed, one.method)
+    )
     kept: list[Measurement] = []
     replaced: dict[tuple[Run, Run], None] = {}
     for competing in by_measured.values():
@@ -135,14 +132,8 @@ def _newest(measurements: Iterable[Measurement]) -> tuple[list[Measurement], lis
 
 
 def _why_replaced(newest: Run, old: Run) -> str:
-    differs = [
-        what
-        for what, same in (
-            ("prompts", newest.prompt_hash == old.prompt_hash),
-            ("estimate rows", newest.estimate_hash == old.estimate_hash),
-        )
-        if not same
-    ]
+    differs = ["prompts"] * (newest.prompt_hash != old.prompt_hash)
+    differs += ["estimate rows"] * (newest.estimate_hash != old.estimate_hash)
     return (
         f"{newest.task}, {newest.shots} shots, seed {newest.seed} of {newest.model} was run more than once"
         f"{' with different ' + ' and '.join(differs) if differs else ''}: {newest.file} is newer and counts, "
@@ -152,14 +143,10 @@ def _why_replaced(newest: Run, old: Run) -> str:
 
 def averaged_datasets(measurements: Iterable[Measurement]) -> list[Dataset]:
     """One column per task: the one with most models, then most runs, then the newest."""
-    models: dict[Dataset, set[str]] = {}
-    runs: Counter[Dataset] = Counter()
-    newest: dict[Dataset, float] = {}
-    for one in measurements:
-        models.setdefault(one.dataset, set()).add(one.run.model)
-        runs[one.dataset] += 1
-        newest[one.dataset] = max(newest.get(one.dataset, 0.0), one.run.date)
-    chosen: dict[str, Dataset] = {}
-    for dataset in sorted(models, key=lambda d: (len(models[d]), runs[d], newest[d])):
-        chosen[dataset.task] = dataset
-    return sorted(chosen.values())
+    of_dataset = grouped(measurements, lambda one: one.dataset)
+
+    def preference(dataset: Dataset) -> tuple[int, int, float]:
+        runs = [one.run for one in of_dataset[dataset]]
+        return len({run.model for run in runs}), len(runs), max(run.date for run in runs)
+
+    return sorted({dataset.task: dataset for dataset in sorted(of_dataset, key=preference)}.values())

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from lm_eval_proca.statistics import recall_sd, recalls
+from lm_eval_proca.statistics import grouped, recall_sd, recalls
 
 if TYPE_CHECKING:
     from lm_eval_proca.report.datasets import Measurement
@@ -79,11 +79,10 @@ def _sums(counts: Sequence[LabelCounts]) -> Iterator[np.ndarray]:
 
 def preferences_of(measurements: Iterable[Measurement]) -> list[Preference]:
     """Tasks with the same label words are counted together."""
-    alike: dict[tuple[tuple[str, ...], int, str, str], list[Measurement]] = {}
-    for one in measurements:
-        if one.filter_name in one.run.label_counts:
-            labels = one.run.label_counts[one.filter_name].labels
-            alike.setdefault((labels, one.run.shots, one.run.model, one.method), []).append(one)
+    counted = [one for one in measurements if one.filter_name in one.run.label_counts]
+    alike = grouped(
+        counted, lambda one: (one.run.label_counts[one.filter_name].labels, one.run.shots, one.run.model, one.method)
+    )
     found = []
     for (labels, shots, model, method), of_method in alike.items():
         predicted, gold, hits = _sums([one.run.label_counts[one.filter_name] for one in of_method])

@@ -23,26 +23,17 @@ class Plan:
     shots: tuple[int, ...] = (4,)
     seeds: tuple[int, ...] = SEEDS
     settings: GivenSettings = ()
+    orders: int = 0
+    """If any: every proportion of positive demonstrations in so many orders, a cell for each (two labels)."""
 
     def cells(self, limit: int | None = None) -> list[Cell]:
         return [
             Cell(task, shots, seed, limit, (*self.settings, *varied))
             for task, shots, seed in product(self.tasks, self.shots, self.seeds)
-            for varied in self._variations(shots)
+            for varied in self._proportions(shots) or [()]
         ]
 
-    def _variations(self, shots: int) -> list[GivenSettings]:
-        """Further settings, a cell for each."""
-        return [()]
-
-
-@dataclass(frozen=True)
-class ProportionPlan(Plan):
-    """The same cells for every proportion of positive demonstrations and every order of them (two labels)."""
-
-    orders: int = ORDERS
-
-    def _variations(self, shots: int) -> list[GivenSettings]:
+    def _proportions(self, shots: int) -> list[GivenSettings]:
         return [
             (("demonstration_counts", f"{shots - positives}/{positives}"), ("order_seed", order))
             for positives, order in product(range(shots + 1), range(self.orders))
@@ -57,7 +48,7 @@ PAPER: dict[str, Plan] = {
     "templates": Plan(tuple(f"proca_sst2_template{k}" for k in range(1, 10))),
     # 450 rows of one label at the most extreme level of 500: the pool must hold that many of each label.
     "imbalance": Plan(("proca_sst2", "proca_subj"), settings=(("estimate_size", 1200),)),
-    "proportions": ProportionPlan(("proca_sst2",), shots=(PROPORTION_SHOTS,), seeds=(0,)),
+    "proportions": Plan(("proca_sst2",), shots=(PROPORTION_SHOTS,), seeds=(0,), orders=ORDERS),
     "selection": Plan(("proca_agnews", "proca_dbpedia"), shots=(0, 1, 4, 8)),
     "size": Plan(("proca_sst2", "proca_mr", "proca_subj", "proca_agnews", "proca_trec"), seeds=(0,)),
     "formats": Plan(("proca_sst2", "proca_agnews", "proca_ap"), shots=(0, 4)),
