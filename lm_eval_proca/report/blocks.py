@@ -72,6 +72,11 @@ class Block:
     tasks: int
     """How many are compared, with any number of shots."""
 
+    @property
+    def datasets(self) -> list[Dataset]:
+        """All it has, and those its averages lack."""
+        return sorted({dataset for _, dataset in self.accuracies} | set(self.averaged))
+
     def seeds_of(self, dataset: Dataset) -> set[Seed]:
         return {seed for (_, of), accuracy in self.accuracies.items() if of == dataset for seed in accuracy.by_seed}
 

@@ -50,11 +50,8 @@ class Report:
         return [block for block in self.blocks if block.model == model]
 
     def datasets_of(self, model: str) -> list[Dataset]:
-        """Columns of one model's table: all it has, and those its averages lack."""
-        found: set[Dataset] = set()
-        for block in self.blocks_of(model):
-            found |= {dataset for _, dataset in block.accuracies} | set(block.averaged)
-        return sorted(found)
+        """Columns of one model's table."""
+        return sorted({dataset for block in self.blocks_of(model) for dataset in block.datasets})
 
 
 @dataclass(frozen=True)
@@ -178,7 +175,18 @@ def as_dict(report: Report) -> dict[str, Any]:
         "models": [{"name": model, "full_name": report.full_names[model]} for model in report.models],
         "methods": report.methods,
         "accuracies": [one for block in report.blocks for one in _accuracies(block)],
-        "leaderboards": [_leaderboard(board) for board in report.leaderboards],
+        "leaderboards": [
+            {
+                "shots": board.shots,
+                "datasets": [dataset.name for dataset in board.datasets],
+                "standings": [_standing(one) for one in board.standings],
+                "order_changes": [
+                    {"method": one.method, "raw_order": one.raw_order, "order": one.order, "kendall_tau": one.tau}
+                    for one in board.order_changes
+                ],
+            }
+            for board in report.leaderboards
+        ],
         "preferences": [
             {**asdict(one), "predicted_minus_gold": one.predicted_minus_gold} for one in report.preferences
         ],
@@ -187,8 +195,7 @@ def as_dict(report: Report) -> dict[str, Any]:
 
 
 def _accuracies(block: Block) -> Iterable[dict[str, Any]]:
-    columns = sorted({dataset for _, dataset in block.accuracies} | set(block.averaged))
-    for dataset in columns:
+    for dataset in block.datasets:
         best = block.best(dataset)
         for method in block.methods:
             found = block.accuracies.get((method, dataset))
@@ -207,18 +214,6 @@ def _accuracies(block: Block) -> Iterable[dict[str, Any]]:
             }
 
 
-def _leaderboard(board: Leaderboard) -> dict[str, Any]:
-    return {
-        "shots": board.shots,
-        "datasets": [dataset.name for dataset in board.datasets],
-        "standings": [_standing(one) for one in board.standings],
-        "order_changes": [
-            {"method": one.method, "raw_order": one.raw_order, "order": one.order, "kendall_tau": one.tau}
-            for one in board.order_changes
-        ],
-    }
-
-
 def _standing(one: Standing) -> dict[str, Any]:
     return {
         "model": one.model,
@@ -230,17 +225,13 @@ def _standing(one: Standing) -> dict[str, Any]:
         "of": one.average.expected,
         "fewer_seeds": one.average.fewer_seeds,
         "gain": one.gain,
-        "against_raw": _tally(one.raw_tally) and {**_tally(one.raw_tally), "tests": _tests(one.against_raw)},
-        "against_models": _tally(one.model_tally)
-        and {
-            **_tally(one.model_tally),
-            "tests": {other: _tests(comparisons) for other, comparisons in one.against_models.items()},
-        },
+        "against_raw": _tally(one.raw_tally, _tests(one.against_raw)),
+        "against_models": _tally(one.model_tally, {other: _tests(some) for other, some in one.against_models.items()}),
     }
 
 
-def _tally(tally: Tally | None) -> dict[str, Any]:
-    return {} if tally is None else dict(vars(tally))
+def _tally(tally: Tally | None, tests: Any) -> dict[str, Any]:
+    return {} if tally is None else {**vars(tally), "tests": tests}
 
 
 def _tests(comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:

@@ -56,8 +56,8 @@ class Display(ABC):
     """
 
     panel_size: ClassVar[tuple[float, float]] = (3.6, 3.0)
-    panel_of: ClassVar[str | None] = None
-    """The column that has a panel for each of its values; without one there is one panel."""
+    panel_per_task: ClassVar[bool] = False
+    """Whether there is a panel for each task, which its title names; else there is one panel."""
     shared_legend: ClassVar[bool] = True
     ylabel: ClassVar[str] = "accuracy (%)"
 
@@ -69,7 +69,11 @@ class Display(ABC):
 
     def panels(self) -> list[Any]:
         """What each panel is about."""
-        return [None] if self.panel_of is None else distinct(one[self.panel_of] for one in self.observed)
+        return distinct(one["task"] for one in self.observed) if self.panel_per_task else [None]
+
+    def of_panel(self, panel: Any) -> list[Observation]:
+        """What was observed on the task of a panel."""
+        return [one for one in self.observed if one["task"] == panel]
 
     def plot(self: D, ax: Any = None) -> D:
         """Draw on `ax` (an array of axes where there are several panels), or on a new figure."""
@@ -94,6 +98,8 @@ class Display(ABC):
                 figure = axes[0].figure
             for axis, panel in zip(axes, panels, strict=True):
                 axis.set_ylabel(self.ylabel)
+                if self.panel_per_task:
+                    axis.set_title(short_name(panel))
                 self.draw(axis, panel)
             if ax is None:
                 lines = textwrap.wrap(self.footnote(), width=int(15 * figure.get_figwidth()))
@@ -152,49 +158,30 @@ def accuracies_by(observed: Iterable[Observation], method: str, key: str, places
 
 def lines_with_spread(ax: Any, observed: Sequence[Observation], key: str) -> None:
     """Mean over everything else per method along `key`, with a band of one standard deviation."""
-    methods = methods_of(observed)
     places = sorted({one[key] for one in observed})
-    for method in methods:
+    for method, look in looks_of(observed).items():
         means, spread = spread_of(accuracies_by(observed, method, key, places))
-        colour = colour_of(method, methods)
         line = "--" if method in ("none", "conca") else "-"
         marker = "o" if line == "-" else None
-        ax.plot(places, means, line, marker=marker, markersize=3.5, color=colour, label=name_of(method))
-        ax.fill_between(places, means - spread, means + spread, color=colour, alpha=0.15, linewidth=0)
+        ax.plot(places, means, line, marker=marker, markersize=3.5, **look)
+        ax.fill_between(places, means - spread, means + spread, color=look["color"], alpha=0.15, linewidth=0)
 
 
-def dots_with_spread(ax: Any, observed: Sequence[Observation], key: str, places: Sequence[Any]) -> None:
-    """Mean and one standard deviation per method and place, side by side."""
-    methods = methods_of(observed)
-    for k, method in enumerate(methods):
-        means, spread = spread_of(accuracies_by(observed, method, key, places))
-        ax.errorbar(
-            np.arange(len(places)) + (k - (len(methods) - 1) / 2) * 0.16,
-            means,
-            yerr=spread,
-            fmt="o",
-            markersize=5,
-            capsize=3,
-            linewidth=1.4,
-            color=colour_of(method, methods),
-            label=name_of(method),
-        )
-    ax.grid(axis="x", visible=False)
+def beside(places: int, k: int, count: int, width: float) -> np.ndarray:
+    """Where the k-th of so many marks is drawn at each of these places, side by side."""
+    return np.arange(places) + (k - (count - 1) / 2) * width
 
 
-def methods_of(observed: Iterable[Observation]) -> list[str]:
-    """The methods observed: ours in one order everywhere, then others as they come."""
-    found = distinct(one["calibrator"] for one in observed)
-    return [name for name in METHODS if name in found] + [name for name in found if name not in METHODS]
+def looks_of(observed: Iterable[Observation]) -> dict[str, dict[str, str]]:
+    """Colour and name of the methods observed: ours in one order everywhere, then others as they come."""
+    found: list[str] = distinct(one["calibrator"] for one in observed)
+    methods = [name for name in METHODS if name in found] + [name for name in found if name not in METHODS]
+    return {name: {"color": colour_of(name, methods), "label": METHODS.get(name, name)} for name in methods}
 
 
 def colour_of(method: str, methods: Sequence[str]) -> str:
     others = [name for name in methods if name not in COLOURS]
     return COLOURS.get(method) or OTHER_COLOURS[others.index(method) % len(OTHER_COLOURS)]
-
-
-def name_of(method: str) -> str:
-    return METHODS.get(method, method)
 
 
 def prompt_of(one: Observation) -> tuple[Any, ...]:

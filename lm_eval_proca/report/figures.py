@@ -13,13 +13,11 @@ from lm_eval_proca.report.display import (
     OTHER_COLOURS,
     Display,
     accuracies_by,
-    colour_of,
+    beside,
     distinct,
-    dots_with_spread,
     lines_with_spread,
     log_odds,
-    methods_of,
-    name_of,
+    looks_of,
     percent,
     probability_ticks,
     prompt_of,
@@ -27,7 +25,7 @@ from lm_eval_proca.report.display import (
     spread_of,
     titles_of,
 )
-from lm_eval_proca.statistics import Observation, mean
+from lm_eval_proca.statistics import Observation, grouped, mean
 
 CLOUD_COLOURS = (*CLASS_COLOURS, *COLOURS.values(), *OTHER_COLOURS, "#117733", "#999933", "#332288", "#aa4499")
 
@@ -94,26 +92,19 @@ class BoundaryDisplay(Display):
 
     def _draw_bars(self, ax: Any) -> None:
         prompts = distinct(map(prompt_of, self.observed))
-        methods = methods_of(self.observed)
-        width = 0.8 / len(methods)
-        for k, method in enumerate(methods):
-            heights = [
-                mean(
-                    one["accuracy"] for one in self.observed if prompt_of(one) == prompt and one["calibrator"] == method
-                )
-                for prompt in prompts
-            ]
-            places = np.arange(len(prompts)) + (k - (len(methods) - 1) / 2) * width
-            bars = ax.bar(
-                places, percent(heights), width * 0.92, color=colour_of(method, methods), label=name_of(method)
-            )
+        looks = looks_of(self.observed)
+        width = 0.8 / len(looks)
+        accuracies = grouped(self.observed, lambda one: (prompt_of(one), one["calibrator"]))
+        for k, (method, look) in enumerate(looks.items()):
+            heights = [mean(one["accuracy"] for one in accuracies[prompt, method]) for prompt in prompts]
+            bars = ax.bar(beside(len(prompts), k, len(looks), width), percent(heights), width * 0.92, **look)
             ax.bar_label(bars, fmt="%.0f", fontsize=8, padding=1)
         ax.set_xticks(range(len(prompts)), [title.replace(", ", "\n") for title in titles_of(self.observed).values()])
         ax.grid(axis="x", visible=False)
         ax.set_ylim(0, 122)  # room for the legend
         ax.set_yticks(range(0, 101, 20))
         ax.set_title("what the boundaries give")
-        ax.legend(loc="upper center", ncols=len(methods), columnspacing=1.0, handlelength=1.2)
+        ax.legend(loc="upper center", ncols=len(looks), columnspacing=1.0, handlelength=1.2)
 
 
 class ThresholdDisplay(Display):
@@ -171,7 +162,12 @@ class TemplateDisplay(Display):
 
     def draw(self, ax: Any, panel: Any) -> None:
         tasks = distinct(one["task"] for one in self.observed)
-        dots_with_spread(ax, self.observed, "task", tasks)
+        looks = looks_of(self.observed)
+        for k, (method, look) in enumerate(looks.items()):
+            means, spread = spread_of(accuracies_by(self.observed, method, "task", tasks))
+            places = beside(len(tasks), k, len(looks), 0.16)
+            ax.errorbar(places, means, yerr=spread, fmt="o", markersize=5, capsize=3, linewidth=1.4, **look)
+        ax.grid(axis="x", visible=False)
         ax.set_xticks(range(len(tasks)), [short_name(task) for task in tasks])
 
 
@@ -179,12 +175,11 @@ class ImbalanceDisplay(Display):
     """Figure 5: accuracy over the proportion of positives in the estimate set, one panel per task."""
 
     panel_size = (4.4, 3.4)
-    panel_of = "task"
+    panel_per_task = True
 
     def draw(self, ax: Any, panel: Any) -> None:
-        observed = [one for one in self.observed if one["task"] == panel]
+        observed = self.of_panel(panel)
         lines_with_spread(ax, observed, "positives")
-        ax.set_title(short_name(panel))
         ax.set_xticks(sorted({one["positives"] for one in observed}))
         ax.set_xlabel("proportion of positives in the estimate set")
 
@@ -197,14 +192,14 @@ class ProportionDisplay(Display):
     def draw(self, ax: Any, panel: Any) -> None:
         shots = max(one["num_fewshot"] for one in self.observed)
         positives = sorted({one["positives"] for one in self.observed})
-        methods = methods_of(self.observed)
-        width = 0.82 / len(methods)
-        for k, method in enumerate(methods):
+        looks = looks_of(self.observed)
+        width = 0.82 / len(looks)
+        for k, (method, look) in enumerate(looks.items()):
             groups = accuracies_by(self.observed, method, "positives", positives)
-            colour = colour_of(method, methods)
+            colour = look["color"]
             boxes = ax.boxplot(
                 [percent(group) for group in groups],
-                positions=np.arange(len(positives)) + (k - (len(methods) - 1) / 2) * width,
+                positions=beside(len(positives), k, len(looks), width),
                 widths=width * 0.8,
                 patch_artist=True,
                 manage_ticks=False,
@@ -214,7 +209,7 @@ class ProportionDisplay(Display):
                 capprops={"color": colour},
                 flierprops={"marker": ".", "markersize": 4, "markerfacecolor": colour, "markeredgecolor": colour},
             )
-            boxes["boxes"][0].set_label(name_of(method))
+            boxes["boxes"][0].set_label(look["label"])
         ax.set_xticks(range(len(positives)), [f"{shots - p}:{p}" for p in positives])
         ax.set_xlim(-0.6, len(positives) - 0.4)
         ax.grid(axis="x", visible=False)
@@ -224,16 +219,15 @@ class ProportionDisplay(Display):
 class SizeDisplay(Display):
     """Figure 7: accuracy over the size of the estimate set, one panel per task."""
 
-    panel_of = "task"
+    panel_per_task = True
 
     def draw(self, ax: Any, panel: Any) -> None:
-        observed = [one for one in self.observed if one["task"] == panel]
+        observed = self.of_panel(panel)
         lines_with_spread(ax, observed, "estimate_size")
         ax.set_xscale("log")
         sizes = sorted({one["estimate_size"] for one in observed})
         ax.set_xticks(sizes[::3], [str(size) for size in sizes[::3]])
         ax.minorticks_off()
-        ax.set_title(short_name(panel))
         ax.set_xlabel("estimate set size")
 
 
@@ -241,7 +235,7 @@ class AblationDisplay(Display):
     """Table 3 and Figure 8: ProCa with one parameter at several values, per task and number of shots."""
 
     panel_size = (3.8, 3.2)
-    panel_of = "task"
+    panel_per_task = True
     ylabel = "accuracy of ProCa (%)"
     colours: ClassVar[tuple[str, ...]] = ("#b9c4cf", "#6fb7a0", "#009e73")
 
@@ -250,17 +244,14 @@ class AblationDisplay(Display):
         self.parameter = parameter
 
     def draw(self, ax: Any, panel: Any) -> None:
-        observed = [one for one in self.observed if one["task"] == panel]
+        observed = self.of_panel(panel)
         shots = sorted({one["num_fewshot"] for one in observed})
         values = distinct(one[self.parameter] for one in self.observed)
         width = 0.8 / len(values)
+        accuracies = grouped(observed, lambda one: (one["num_fewshot"], one[self.parameter]))
         for k, value in enumerate(values):
-            groups = [
-                [one["accuracy"] for one in observed if one["num_fewshot"] == n and one[self.parameter] == value]
-                for n in shots
-            ]
-            means, spread = spread_of(groups)
-            places = np.arange(len(shots)) + (k - (len(values) - 1) / 2) * width
+            means, spread = spread_of([one["accuracy"] for one in accuracies.get((n, value), [])] for n in shots)
+            places = beside(len(shots), k, len(values), width)
             ax.bar(
                 places,
                 means,
@@ -276,7 +267,6 @@ class AblationDisplay(Display):
         ax.set_xticks(range(len(shots)), [f"{n}-shot" for n in shots])
         ax.grid(axis="x", visible=False)
         ax.set_ylim(0, 102)
-        ax.set_title(short_name(panel))
 
     def footnote(self) -> str:
         note = "; log likelihood: the logit less the log of the sum over the vocabulary, not quite the paper's logit"
