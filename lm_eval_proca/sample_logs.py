@@ -174,7 +174,9 @@ def _parsed(line: bytes, where: str) -> Sample:
     try:
         return _parse(line)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError) as error:
-        if not _is_json(line):
+        try:
+            json.loads(line)
+        except (ValueError, RecursionError):
             raise ScoreTableError(f"{where} is not JSON; the file is damaged or was cut.") from error
         raise ScoreTableError(
             f"{where} is no sample of a multiple-choice task of lm-eval (`--log_samples`); only tasks that score each "
@@ -208,14 +210,6 @@ def _end(line: bytes) -> dict[str, Any]:
 
 def _doc_id(line: bytes, end: Mapping[str, Any]) -> int:
     return int(end["doc_id"] if "doc_id" in end else line[len(_DOC_ID) : line.index(b",")])
-
-
-def _is_json(line: bytes) -> bool:
-    try:
-        json.loads(line)
-    except (ValueError, RecursionError):
-        return False
-    return True
 
 
 def _gold(target: Any, choices: list[str]) -> int:

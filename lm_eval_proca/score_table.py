@@ -24,6 +24,7 @@ ROLES = ("eval", "estimate", "content_free")
 NO_GOLD = -1
 
 _ORIGIN = ("task", "model", "num_fewshot", "seed", "prompt_hash")
+_WHOLE_NUMBERS = ("index", "gold", "estimate_gold")
 _METADATA_KEY = b"lm_eval_proca"
 _LAYER = "layer_"
 
@@ -75,10 +76,9 @@ class ScoreTable:
         """The same rows in the same order, bit by bit, with the same metadata."""
         if not isinstance(other, ScoreTable):
             return NotImplemented
-        columns = ("role", "index", "gold", "estimate_gold")
         return (
             self.metadata == other.metadata
-            and all(np.array_equal(getattr(self, name), getattr(other, name)) for name in columns)
+            and all(np.array_equal(getattr(self, name), getattr(other, name)) for name in ("role", *_WHOLE_NUMBERS))
             and np.array_equal(self.scores, other.scores, equal_nan=True)
             and self.representations.keys() == other.representations.keys()
             and all(
@@ -141,9 +141,7 @@ class ScoreTable:
         path = Path(path)
         columns: dict[str, pa.Array] = {
             "role": pa.array(self.role.astype(str), pa.string()),
-            "index": pa.array(self.index, pa.int64()),
-            "gold": _nullable(self.gold),
-            "estimate_gold": _nullable(self.estimate_gold),
+            **{name: _nullable(getattr(self, name)) for name in _WHOLE_NUMBERS},
         }
         for k in range(self.scores.shape[1]):
             columns[f"score_{k}"] = pa.array(self.scores[:, k], pa.float64())
@@ -182,16 +180,13 @@ class ScoreTable:
             )
         found = [name for name in table.column_names if name.startswith("score_")]
         columns = [f"score_{k}" for k in range(len(metadata.get("labels") or found))]
-        missing = {"role", "index", "gold", "estimate_gold", "score_0", *columns} - set(table.column_names)
+        missing = {"role", *_WHOLE_NUMBERS, "score_0", *columns} - set(table.column_names)
         if missing:
             raise ScoreTableError(f"{path} lacks the columns {', '.join(sorted(missing))}; it was changed.")
-        scores = np.column_stack([table[name].to_numpy() for name in columns]).astype(np.float64)
         return cls(
             role=np.asarray(table["role"].to_pylist(), dtype=str),
-            index=table["index"].to_numpy().astype(np.int64),
-            gold=table["gold"].fill_null(NO_GOLD).to_numpy().astype(np.int64),
-            estimate_gold=table["estimate_gold"].fill_null(NO_GOLD).to_numpy().astype(np.int64),
-            scores=scores,
+            **{name: table[name].fill_null(NO_GOLD).to_numpy().astype(np.int64) for name in _WHOLE_NUMBERS},
+            scores=np.column_stack([table[name].to_numpy() for name in columns]).astype(np.float64),
             metadata=metadata,
             representations={
                 name.removeprefix(_LAYER): _matrix(table[name])

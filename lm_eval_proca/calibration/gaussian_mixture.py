@@ -104,15 +104,15 @@ def fit_gaussian_mixtures(
         converged=np.zeros(n_restarts, dtype=bool),
         failed=np.ones(n_restarts, dtype=bool),
     )
-    em = _BatchedEM(x, n_components, max_iter, tol, reg_covar, covariance_type)
+    mixture = GaussianMixture(
+        n_components, max_iter=max_iter, tol=tol, reg_covar=reg_covar, covariance_type=covariance_type
+    )
+    em = _BatchedEM(x, mixture)
     with warnings.catch_warnings():
         # k-means with fewer distinct rows than clusters, EM that used up its steps: the result says so
         warnings.simplefilter("ignore", ConvergenceWarning)
         if em.rounding > _ROUNDING:
-            reference = GaussianMixture(
-                n_components, max_iter=max_iter, tol=tol, reg_covar=reg_covar, covariance_type=covariance_type
-            )
-            _fit_one_by_one(reference, x, seeds, mixtures)
+            _fit_one_by_one(mixture, x, seeds, mixtures)
         else:
             _fit_in_blocks(em, x, seeds, mixtures)
     return mixtures
@@ -133,10 +133,10 @@ def _fit_in_blocks(em: _BatchedEM, x: Array, seeds: Sequence[int], out: Gaussian
         list(pool.map(fit, blocks))
 
 
-def _fit_one_by_one(reference: GaussianMixture, x: Array, seeds: Sequence[int], out: GaussianMixtures) -> None:
+def _fit_one_by_one(mixture: GaussianMixture, x: Array, seeds: Sequence[int], out: GaussianMixtures) -> None:
     for r, seed in enumerate(seeds):
         with suppress(ValueError):  # a restart that raises stays marked as failed
-            fit = clone(reference).set_params(random_state=seed).fit(x)
+            fit = clone(mixture).set_params(random_state=seed).fit(x)
             out.weights[r], out.means[r], out.covariances[r] = fit.weights_, fit.means_, fit.covariances_
             out.lower_bounds[r], out.n_iter[r] = fit.lower_bound_, fit.n_iter_
             out.converged[r], out.failed[r] = fit.converged_, False
@@ -166,18 +166,17 @@ def log_densities(x: Array, means: Array, covariances: Array, covariance_type: s
 class _BatchedEM:
     """EM of many mixtures on the same rows, in coordinates whose zero is the mean of the rows.
 
-    Products of coordinates keep more digits there.
+    Products of coordinates keep more digits there. All mixtures have the parameters of `mixture`.
     """
 
-    def __init__(
-        self, x: Array, n_components: int, max_iter: int, tol: float, reg_covar: float, covariance_type: str
-    ) -> None:
-        self.n_components, self.n_features = n_components, x.shape[1]
-        self.max_iter, self.tol, self.reg_covar, self.covariance_type = max_iter, tol, reg_covar, covariance_type
+    def __init__(self, x: Array, mixture: GaussianMixture) -> None:
+        self.n_components, self.n_features = mixture.n_components, x.shape[1]
+        self.mixture, self.covariance_type = mixture, mixture.covariance_type
         self.centre = x.mean(axis=0)
         x = x - self.centre
         # Of a log-density: terms of at most |x|^2 / reg_covar cancel in it.
-        self.rounding = _EPS * np.square(x).sum(axis=1).max() / reg_covar if reg_covar else np.inf
+        largest = np.square(x).sum(axis=1).max()
+        self.rounding = _EPS * largest / mixture.reg_covar if mixture.reg_covar else np.inf
         self.pairs = np.triu_indices(self.n_features)
         self.phi = np.hstack([np.ones((len(x), 1)), x, x[:, self.pairs[0]] * x[:, self.pairs[1]]])
 
@@ -185,11 +184,11 @@ class _BatchedEM:
         """Advance `restarts` until each has converged or used up its steps, and write them into `out`."""
         theta, _ = self._m_step(self._start_moments(starts))
         previous = np.full(len(restarts), -np.inf)
-        for step in range(1, self.max_iter + 1):
+        for step in range(1, self.mixture.max_iter + 1):
             bounds, moments = self._e_step(theta)
             theta, parameters = self._m_step(moments)
-            converged = np.abs(bounds - previous) < self.tol
-            ended = converged | (step == self.max_iter)
+            converged = np.abs(bounds - previous) < self.mixture.tol
+            ended = converged | (step == self.mixture.max_iter)
             done, going = restarts[ended], ~ended
             out.weights[done], out.means[done], out.covariances[done] = (values[ended] for values in parameters)
             out.lower_bounds[done], out.n_iter[done] = bounds[ended], step
@@ -234,12 +233,12 @@ class _BatchedEM:
         weights = counts[..., 0] / counts.sum(axis=1)
         means = (sums - _PSEUDO_COUNT * self.centre) / counts  # the data's own zero is at -centre
         # sum r (x - mu)(x - mu)^T / counts, where the r of an all but empty cluster do not add up to `counts`
-        crossed = _outer((sums - 0.5 * rows * means) / counts, means)
+        crossed = ((sums - 0.5 * rows * means) / counts)[..., :, np.newaxis] * means[..., np.newaxis, :]
         covariances = self._unpack(products / counts) - crossed - crossed.swapaxes(2, 3)
         if self.covariance_type == "tied":
             covariances = (weights[..., np.newaxis, np.newaxis] * covariances).sum(axis=1, keepdims=True)
         diagonal = np.einsum("rkii->rki", covariances)
-        diagonal += self.reg_covar
+        diagonal += self.mixture.reg_covar
         if self.covariance_type == "diag":
             covariances = diagonal[..., np.newaxis] * np.eye(self.n_features)
         reported = {"full": covariances, "tied": covariances[:, 0], "diag": diagonal}[self.covariance_type]
@@ -267,10 +266,6 @@ class _BatchedEM:
         linear = (precisions @ means[..., np.newaxis])[..., 0]
         quadratic = np.broadcast_to(quadratic, (*weights.shape, len(first)))
         return np.concatenate([constant[..., np.newaxis], linear, quadratic], axis=2)
-
-
-def _outer(a: Array, b: Array) -> Array:
-    return a[..., :, np.newaxis] * b[..., np.newaxis, :]
 
 
 def _invert_lower(factors: Array) -> Array:

@@ -178,22 +178,19 @@ def _report(row: Measured) -> dict[str, Any]:
 
 def _label_rows(table: ScoreTable, measured: Sequence[Measured]) -> list[dict[str, Any]]:
     """Per label: how often it is right, and what each method gives it; last the standard deviation of recalls."""
-    rows = []
-    for row in measured:
-        bias = row.bias
-        for k, label in enumerate(table.labels):
-            rows.append(
-                {
-                    "calibrator": row.name,
-                    "label": label,
-                    "mean probability": bias.mean_probability and bias.mean_probability[k],
-                    "predicted": bias.predicted_share[k],
-                    "gold": bias.gold_share[k],
-                    "recall": bias.recall[k],
-                    "sd of recalls": bias.recall_sd if k == 0 else None,
-                }
-            )
-    return rows
+    return [
+        {
+            "calibrator": row.name,
+            "label": label,
+            "mean probability": row.bias.mean_probability and row.bias.mean_probability[k],
+            "predicted": row.bias.predicted_share[k],
+            "gold": row.bias.gold_share[k],
+            "recall": row.bias.recall[k],
+            "sd of recalls": row.bias.recall_sd if k == 0 else None,
+        }
+        for row in measured
+        for k, label in enumerate(table.labels)
+    ]
 
 
 def _number(measure: Interval) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,9 +18,9 @@ from lm_eval_proca.experiments.finished_runs import (
     CalibratedRun,
     FittedTask,
     calibrate_run,
-    write_document,
     write_samples,
 )
+from lm_eval_proca.report.tabular import write_file
 from lm_eval_proca.run_files import RESULT_FILE, result_files, samples_file, samples_without_results
 
 NAMED = 5
@@ -32,7 +33,7 @@ def calibrate_folders(paths: Sequence[str], calibrators: Mapping[str, Calibrator
     targets = _targets(paths, files, output)
     problems = [
         f"{path} was skipped: there is no results file of the same date beside it."
-        for path in samples_without_results([path for path in paths if _is_folder(path)], files)
+        for path in samples_without_results([path for path in paths if Path(path).is_dir()], files)
     ]
     with progress(files) as done:
         for file in files:
@@ -51,7 +52,8 @@ def calibrate_folders(paths: Sequence[str], calibrators: Mapping[str, Calibrator
             problems += [f"{one.task} of {file} was skipped: {one.reason}." for one in run.skipped]
             if target is not None:
                 _copy_other_samples(run, target)
-                write_document(run.document, target)  # last: whoever finds it finds the samples
+                # Last: whoever finds it finds the samples.
+                write_file(json.dumps(run.document, indent=2, ensure_ascii=False), target)
     for problem in problems:
         print(f"lm-eval-proca calibrate: {problem}", file=sys.stderr)
     if output is not None:
@@ -68,17 +70,13 @@ def progress(files: Iterable[Path]) -> Iterator[Callable[[], Any]]:
         yield bar.update
 
 
-def _is_folder(path: str) -> bool:
-    return Path(path).is_dir()
-
-
 def _targets(paths: Sequence[str], files: Sequence[Path], output: str | None) -> dict[Path, Path]:
     """Where each results file is written: at its place below --output."""
     if output is None:
         return {}
     targets: dict[Path, Path] = {}
     for file in files:
-        folder = next((Path(path) for path in paths if file.is_relative_to(path) and _is_folder(path)), file.parent)
+        folder = next((Path(path) for path in paths if file.is_relative_to(path) and Path(path).is_dir()), file.parent)
         target = Path(output) / file.relative_to(folder)
         if target.resolve() == file.resolve() or target in targets.values():
             raise ResultsError(f"{file} would be written to {target}, where another result is; name another --output.")

@@ -25,18 +25,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     configs = find_task_configs(args.pattern, args.include_path)
     verdicts = {name: judge(config) for name, config in sorted(configs.items())}
-    rows = []
-    for name, verdict in verdicts.items():
-        answer = "yes" if verdict.labels else "no" if verdict.final else "the run decides"
-        rows.append(
-            {
-                "task": name,
-                "calibrated": answer,
-                "labels": len(verdict.labels) if verdict.labels else None,
-                "splits": _splits(configs[name]),
-                "why": verdict.obstacle,
-            }
-        )
+    rows = [
+        {
+            "task": name,
+            "calibrated": "yes" if verdict.labels else "no" if verdict.final else "the run decides",
+            "labels": len(verdict.labels) if verdict.labels else None,
+            "splits": _splits(configs[name]),
+            "why": verdict.obstacle,
+        }
+        for name, verdict in verdicts.items()
+    ]
     print(text_table(rows))
     sizes = Counter(len(verdict.labels) for verdict in verdicts.values() if verdict.labels)
     obstacles = Counter((not verdict.final, verdict.obstacle) for verdict in verdicts.values() if verdict.obstacle)

@@ -15,7 +15,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from lm_eval.api.model import LM
 
 from lm_eval_proca.errors import ModelError, ScoreTableError, TaskError
 from lm_eval_proca.experiments.task_files import find_single_task
@@ -34,9 +36,6 @@ from lm_eval_proca.identity import (
     weights_and_rest,
 )
 from lm_eval_proca.score_table import ScoreTable
-
-if TYPE_CHECKING:
-    from lm_eval.api.model import LM
 
 GivenSettings = tuple[tuple[str, Any], ...]
 """`proca.*` settings as (key, value) pairs, e.g. `(("order_seed", 7),)`."""

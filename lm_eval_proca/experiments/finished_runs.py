@@ -6,7 +6,6 @@ What lm-eval measured stays as it is; calibrated rows come beside it.
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -106,13 +105,6 @@ def calibrate_run(
         done()
     run.notes.extend(add_group_rows(run.document, confusions, labels))
     return run
-
-
-def write_document(document: Mapping[str, Any], target: Path) -> None:
-    """A results file, as lm-eval writes it."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(target) as unfinished:
-        unfinished.write_text(json.dumps(document, indent=2, ensure_ascii=False), encoding="utf-8")
 
 
 def write_samples(task: FittedTask, target: Path) -> None:

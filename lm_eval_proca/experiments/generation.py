@@ -154,17 +154,13 @@ def evaluate_generating(cell: Cell, model: Model, folder: Path) -> Mapping[str, 
     name = f"{cell.task}-seed{cell.seed}-{digest(generation_identity(task, model, wanted))}.jsonl"
     file = folder.parent / "generated" / name
     # One process generates; sampled text would differ between processes that share the work.
-    written = compute_once(lambda: _generated(task, model, wanted, file))
+    compute_once(lambda: generate(task, model, wanted, file, progress=False))
+    written = compute_once(file.read_bytes)
     if not file.exists():  # a node with a disk of its own
         file.parent.mkdir(parents=True, exist_ok=True)
         with replacing(file) as unfinished:
             unfinished.write_bytes(written)
     return evaluate_cell(replace(cell, settings=(*cell.settings, ("estimate_file", file))), model, folder)
-
-
-def _generated(task: CalibratedTask, model: Model, wanted: Generation, file: Path) -> bytes:
-    generate(task, model, wanted, file, progress=False)
-    return file.read_bytes()
 
 
 # ------------------------------------------------------------------ prompts

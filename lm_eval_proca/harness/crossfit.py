@@ -11,12 +11,14 @@ import logging
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from lm_eval.api.group import Group
 from lm_eval.api.metrics import mean
 from lm_eval.api.samplers import FirstNSampler
 from lm_eval.api.task import ConfigurableTask
+from lm_eval.tasks.manager import TaskDict
 
 import lm_eval_proca
 from lm_eval_proca.fitting import calibrators_of_documents
@@ -41,10 +43,6 @@ from lm_eval_proca.harness.shards import Document, ask_for_hidden_states
 from lm_eval_proca.harness.split_rows import SplitRows, draw_split_rows
 from lm_eval_proca.harness.task import CalibratedTask
 from lm_eval_proca.identity import identity_of_task
-
-if TYPE_CHECKING:
-    from lm_eval.api.group import Group
-    from lm_eval.tasks.manager import TaskDict
 
 logger = logging.getLogger("lm_eval.proca")
 
@@ -176,7 +174,7 @@ class CrossFitted(ConfigurableTask):
             documents[doc_id] = Document("estimate", number, gold)
         chosen = {key: record[key] for key in ("estimate_size", "estimate_seed", "estimate_source")}
         origin = identity_of_task(self.config.metadata, chosen, record)
-        return Plan(documents, unlabeled, record, origin, ())
+        return Plan(documents, unlabeled, record, origin)
 
     # ------------------------------------------------------------------ results
 
@@ -208,14 +206,12 @@ class CrossFitted(ConfigurableTask):
         if not metrics or not isinstance(results[0], CalibratedResponse):
             return metrics
         kept = {name: value for name, value in metrics.items() if name not in MEANINGLESS_METRICS}
-        return kept or {"acc": self._accuracy(doc, results)}
-
-    def _accuracy(self, doc: Any, results: Sequence[CalibratedResponse]) -> float:
-        """For tasks that report only what means nothing here, such as acc_norm."""
-        assert self.plan is not None
+        if kept or self.plan is None:
+            return kept
+        # A task that reports only what means nothing here, such as acc_norm.
         labels = self.plan.record["labels"]
         predicted = int(np.argmax([response.score for response in results[: len(labels)]]))
-        return float(predicted == gold_of(self.doc_to_target(doc), labels))
+        return {"acc": float(predicted == gold_of(self.doc_to_target(doc), labels))}
 
     def aggregation(self) -> dict[str, Any]:
         return {"acc": mean, **super().aggregation()}

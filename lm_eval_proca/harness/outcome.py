@@ -58,7 +58,9 @@ def fit_scores(
     cut = [one.truncated for one in scored if one.truncated is not None]
     record = {**plan.record, "truncated_prompts": sum(cut) if cut else None}
     about_task = {"task": name, "task_version": task.VERSION, **plan.origin, "filters": dict(filters)}
-    table = score_table(scored, {**record, **about_task, "versions": _versions()})
+    others = {name: importlib.metadata.version(name) for name in ("lm-eval", "transformers", "torch", "scikit-learn")}
+    versions = {"lm-eval-proca": lm_eval_proca.__version__, **others}
+    table = score_table(scored, {**record, **about_task, "versions": versions})
     if scores_dir is not None:
         _keep(table, Path(scores_dir).expanduser())
 
@@ -88,8 +90,3 @@ def _keep(table: ScoreTable, folder: Path) -> None:
         if is_first_process():
             size = path.stat().st_size / 2**20
             logger.info("%s: score table written to %s (%.1f MiB)", task, path, size)
-
-
-def _versions() -> dict[str, str]:
-    others = ("lm-eval", "transformers", "torch", "scikit-learn")
-    return {"lm-eval-proca": lm_eval_proca.__version__} | {name: importlib.metadata.version(name) for name in others}

@@ -42,7 +42,6 @@ class Plan:
     """What the results file and the score table say about this run."""
     origin: dict[str, Any]
     """Model and identity, from the task's files as they are now: they may be edited while the model scores."""
-    warnings: tuple[str, ...]
 
     @property
     def cost(self) -> str:
@@ -110,7 +109,7 @@ def make_plan(
     if from_file is not None:
         record |= {"estimate_source": f"file:{file}", "generated_by": generated_by}
     origin = identity_of_task(task.config.metadata, asdict(task.settings), record)
-    return Plan(documents, calibration_docs, record, origin, tuple(_missing_demonstrations(task, shots)))
+    return Plan(documents, calibration_docs, record, origin)
 
 
 def _estimate_seed(task: CalibratedTask) -> int:
@@ -194,12 +193,14 @@ def _check_shown_columns(task: CalibratedTask, blank: UnlabeledDoc, prompt_optio
             )
 
 
-def _missing_demonstrations(task: CalibratedTask, shots: int) -> list[str]:
+def missing_demonstrations(task: CalibratedTask) -> str | None:
+    """Which labels no demonstration shows, unless that was asked for."""
+    shots = task.config.num_fewshot or 0
     shown = {gold_if_any(task.gold, row) for row in task.sampler.sample(shots)}
     missing = [label for k, label in enumerate(task.labels) if k not in shown]
     if not shown or NO_GOLD in shown or not missing or task.settings.demonstration_counts is not None:
-        return []
-    return [
+        return None
+    return (
         f"none of the {shots} demonstrations of seed {task.sampler.seed} shows {', '.join(missing)}; choose their "
         f"labels with proca.demonstration_counts, or another --seed"
-    ]
+    )

@@ -51,7 +51,9 @@ def draw_split_rows(
     docs = task.dataset[split]
     pool = task.config.process_docs(docs) if task.config.process_docs else docs
     evaluated = {task.doc_to_text(doc) for doc in task.task_docs}
-    shown = {fingerprint([doc]) for doc in _fixed_demonstrations(task)}
+    sampler = getattr(task, "sampler", None)
+    fixed = sampler.df[: task.config.num_fewshot or 0] if isinstance(sampler, FirstNSampler) else []
+    shown = {fingerprint([doc]) for doc in fixed}
 
     def allowed(row: Doc) -> bool:
         try:
@@ -67,11 +69,6 @@ def draw_split_rows(
     if len(drawn) < ROWS_PER_LABEL * len(labels):
         raise Obstacle(f"the split {split} has only {len(drawn)} usable rows")
     return SplitRows(split, seed, drawn)
-
-
-def _fixed_demonstrations(task: ConfigurableTask) -> Sequence[Doc]:
-    sampler = getattr(task, "sampler", None)
-    return sampler.df[: task.config.num_fewshot or 0] if isinstance(sampler, FirstNSampler) else []
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from lm_eval_proca.harness.data import check_dataset, fixed_part, local_folder, 
 from lm_eval_proca.harness.estimate import UnlabeledDoc
 from lm_eval_proca.harness.filters import give_out
 from lm_eval_proca.harness.outcome import check_scores_dir, fit_scores
-from lm_eval_proca.harness.plan import Plan, make_plan
+from lm_eval_proca.harness.plan import Plan, make_plan, missing_demonstrations
 from lm_eval_proca.harness.requests import requests_of
 from lm_eval_proca.harness.sampler import OnePromptSampler
 from lm_eval_proca.harness.settings import read_settings, without_settings
@@ -100,15 +100,11 @@ class CalibratedTask(ConfigurableTask):
         check_dataset(self.dataset, self.config, self.settings)
 
     @cached_property
-    def _eval_docs(self) -> datasets.Dataset:
+    def eval_docs(self) -> datasets.Dataset:
+        """The evaluation documents; the same for every seed."""
         docs = super().eval_docs
         size = self.settings.eval_size
         return docs if size is None or size >= len(docs) else docs.select(fixed_part(len(docs), size))
-
-    @property
-    def eval_docs(self) -> datasets.Dataset:
-        """The evaluation documents; the same for every seed."""
-        return self._eval_docs
 
     @cached_property
     def evaluated_texts(self) -> set[tuple[str, ...]]:
@@ -225,7 +221,7 @@ class CalibratedTask(ConfigurableTask):
 
     def _announce(self, cache_requests: bool) -> None:
         task = self.config.task
-        for warning in self.plan.warnings:
+        if (warning := missing_demonstrations(self)) is not None:
             logger.warning("%s: %s", task, warning)
         if cache_requests:
             logger.warning(

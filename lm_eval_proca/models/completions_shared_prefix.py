@@ -127,7 +127,8 @@ class CompletionsSharedPrefixLM(EngineLM, LocalCompletionsAPI):
         if not all(found):
             raise self._without_log_probabilities()
         try:
-            return [_by_token(each["top_logprobs"][0]) for each in found]
+            behind = [each["top_logprobs"][0] for each in found]
+            return [{int(token.removeprefix(TOKEN)): value for token, value in each.items()} for each in behind]
         except (KeyError, IndexError, TypeError, ValueError):
             raise CannotShare(
                 "the server does not return the log-probabilities of chosen tokens, as vLLM does from "
@@ -192,10 +193,6 @@ def _batches(asked: Sequence[Question], size: int) -> list[list[int]]:
             batches.append(filling[tokens])
         filling[tokens].append(place)
     return batches
-
-
-def _by_token(log_probabilities: dict[str, float]) -> Prediction:
-    return {int(token.removeprefix(TOKEN)): value for token, value in log_probabilities.items()}
 
 
 def _served_models(base_url: str, header: dict[str, str] | None, verify: bool) -> list[str]:

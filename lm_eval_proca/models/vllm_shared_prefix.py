@@ -58,13 +58,12 @@ class VLLMSharedPrefixLM(EngineLM, VLLM):
             outputs = self._model_generate(
                 requests=[question.prompt.tolist() for question in part],
                 generate=True,
-                sampling_params=[_next_token(question.tokens) for question in part],
+                # The most likely token, and the log-probabilities of the ones asked for.
+                sampling_params=[
+                    SamplingParams(temperature=0, max_tokens=1, detokenize=False, logprob_token_ids=question.tokens)
+                    for question in part
+                ],
             )
             for place, output in enumerate(outputs, start):
                 [by_token] = output.outputs[0].logprobs or [{}]
                 yield place, {token: found.logprob for token, found in by_token.items()}
-
-
-def _next_token(tokens: list[int]) -> SamplingParams:
-    """The most likely token, and the log-probabilities of these ones."""
-    return SamplingParams(temperature=0, max_tokens=1, detokenize=False, logprob_token_ids=tokens)

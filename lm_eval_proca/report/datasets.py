@@ -62,7 +62,10 @@ def measurements_of(runs: Iterable[Run]) -> tuple[list[Measurement], list[Notice
         for run in of_task:
             dataset = Dataset(position, names[comparable[run]], task)
             measurements += [Measurement(run, filter_name, dataset) for filter_name in run.accuracy]
-        notices += _generated_sizes(task, of_task)
+        sizes = sorted({run.conditions.estimate_size for run in of_task if run.generated} - {None})  # type: ignore[type-var]
+        if len(sizes) > 1:
+            text = f"Generated estimate sets of {task} differ in size: {', '.join(map(str, sizes))} documents."
+            notices.append(Notice("differing", text))
     kept, replaced = _newest(measurements)
     return kept, notices + replaced
 
@@ -99,17 +102,6 @@ def _column_names(task: str, conditions: Sequence[Conditions]) -> tuple[dict[Con
         if len(set(labels.values())) < len(distinct):
             labels = {c: f"{label}, {say(c)}" if label else say(c) for c, label in labels.items()}
     return {c: f"{short} [{label}]" if label else short for c, label in labels.items()}, list(differing)
-
-
-def _generated_sizes(task: str, of_task: Iterable[Run]) -> list[Notice]:
-    sizes = sorted({run.conditions.estimate_size for run in of_task if run.generated} - {None})  # type: ignore[type-var]
-    if len(sizes) < 2:
-        return []
-    return [
-        Notice(
-            "differing", f"Generated estimate sets of {task} differ in size: {', '.join(map(str, sizes))} documents."
-        )
-    ]
 
 
 def _newest(measurements: Iterable[Measurement]) -> tuple[list[Measurement], list[Notice]]:

@@ -110,7 +110,14 @@ def leaderboard(blocks: Sequence[Block], correct_of: CorrectOf) -> Leaderboard:
     seeds = common_seeds(blocks)
     averages = {(block.model, method): block.average(method, seeds) for block in blocks for method in block.methods}
     means = {key: average.mean for key, average in averages.items() if average.mean is not None}
-    against_raw = _against_raw(blocks, correct_of)
+    against_raw = _adjusted(
+        {
+            (block.model, method): _compare((block, method), (block, RAW_METHOD), correct_of)
+            for block in blocks
+            for method in block.methods
+            if method != RAW_METHOD
+        }
+    )
     against_models = _against_models(blocks, correct_of)
     standings = []
     for (model, method), average in averages.items():
@@ -152,17 +159,6 @@ def _best_first(models: Sequence[str], means: Sequence[float]) -> list[list[str]
     for average, model in sorted(zip(means, models, strict=True), key=lambda pair: (-pair[0], pair[1])):
         places.setdefault(average, []).append(model)
     return list(places.values())
-
-
-def _against_raw(blocks: Sequence[Block], correct_of: CorrectOf) -> dict[tuple[str, str], list[Comparison]]:
-    return _adjusted(
-        {
-            (block.model, method): _compare((block, method), (block, RAW_METHOD), correct_of)
-            for block in blocks
-            for method in block.methods
-            if method != RAW_METHOD
-        }
-    )
 
 
 def _against_models(

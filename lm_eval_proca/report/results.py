@@ -384,8 +384,7 @@ def _number(value: Any) -> float | None:
 
 
 def _integer(value: Any) -> int | None:
-    number = _number(value)
-    return None if number is None else int(number)
+    return None if (number := _number(value)) is None else int(number)
 
 
 def _text(value: Any) -> str | None:

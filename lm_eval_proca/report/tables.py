@@ -58,10 +58,6 @@ def percent(fraction: float, sign: bool = False) -> str:
     return f"{100 * fraction:{'+' if sign else ''}.{DECIMALS}f}"
 
 
-def plural(shots: int) -> str:
-    return f"{shots} shot" if shots == 1 else f"{shots} shots"
-
-
 def word(text: str) -> Entry:
     return Entry(text, value=text, number=False)
 
@@ -171,7 +167,7 @@ def leaderboard_caption(report: Report) -> str:
 def leaderboard_table(report: Report, board: Leaderboard) -> Table:
     over = ", ".join(dataset.name for dataset in board.datasets)
     return Table(
-        f"Leaderboard, {plural(board.shots)}: average over {over}",
+        f"Leaderboard, {board.shots} shot{'' if board.shots == 1 else 's'}: average over {over}",
         leaderboard_columns(report),
         [leaderboard_row(report, one) for one in board.standings],
         leaderboard_caption(report),

@@ -52,7 +52,8 @@ def by_task(observed: Sequence[Observation]) -> list[dict[str, Any]]:
             cells = {m: _percent([o for o in of_shots if (o["task"], o["calibrator"]) == (task, m)]) for m in methods}
             rows.append({"shots": shots, "task": task, **cells})
         by_method = {m: [o for o in of_shots if o["calibrator"] == m] for m in methods}
-        averages = {m: _percent([{"accuracy": _of_tasks(found)}]) for m, found in by_method.items() if found}
+        # Over tasks, of the mean over seeds.
+        averages = {m: _percent(mean_by("task")(found)) for m, found in by_method.items() if found}
         rows.append({"shots": shots, "task": "average", **dict.fromkeys(methods, ""), **averages})
         rows.append({"shots": shots, "task": "proca_h less this", **{m: _gain(of_shots, m) for m in methods}})
         rows.append({"shots": shots, "task": "estimate: rank correlation", **_estimates(of_shots, methods, 0)})
@@ -99,11 +100,6 @@ def _supervised_features(table: ScoreTable) -> dict[str, dict[str, np.ndarray]]:
 
 def _percent(cells: Sequence[Observation]) -> str:
     return f"{100 * mean([one['accuracy'] for one in cells]):.1f}" if cells else ""
-
-
-def _of_tasks(observed: Sequence[Observation]) -> float:
-    """Mean over tasks of the mean over seeds."""
-    return mean(one["accuracy"] for one in mean_by("task")(observed))
 
 
 def _gain(observed: Sequence[Observation], method: str) -> str:

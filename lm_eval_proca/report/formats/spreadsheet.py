@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lm_eval_proca.report.comparison import Report
-from lm_eval_proca.report.leaderboard import Comparison, Standing
+from lm_eval_proca.report.leaderboard import Comparison
 from lm_eval_proca.report.tabular import csv_text
 
 COLUMNS = (
@@ -29,7 +29,8 @@ def render(report: Report) -> str:
                     line |= {"accuracy": found.mean, "sd": found.sd, "seeds": len(found.by_seed)}
                     line |= {"best": int(method in block.best(dataset)), **_gain(against_raw.get(dataset))}
                 lines.append(line)
-            lines.append({**common, **_average(standing, best=method in block.best(None))})
+            average = {"dataset": AVERAGE, "accuracy": standing.average.mean, "best": int(method in block.best(None))}
+            lines.append({**common, **average, "gain": standing.gain, "rank": standing.rank})
     return csv_text(lines, COLUMNS)
 
 
@@ -38,10 +39,6 @@ def _gain(comparison: Comparison | None) -> dict[str, float | None]:
         return {}
     p_value = comparison.test and comparison.test.p_value
     return {"gain": comparison.difference, "p_value": p_value, "p_holm": comparison.p_holm}
-
-
-def _average(one: Standing, best: bool) -> dict[str, object]:
-    return {"dataset": AVERAGE, "accuracy": one.average.mean, "best": int(best), "gain": one.gain, "rank": one.rank}
 
 
 def _plain(text: str) -> str:
