@@ -63,7 +63,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     runs = parser.add_argument_group("instead of FILE, runs with a model (start again after any interruption)")
     add_backend_options(runs, batch_size="auto")
     add = runs.add_argument
-    add("--model_args", nargs="+", metavar="KEY=VALUE", help="as for lm_eval, e.g. pretrained=NAME,dtype=float16")
     add("--tasks", nargs="+", help="other tasks than the paper's: names, groups or patterns")
     add("--num_fewshot", nargs="+", type=whole_number, metavar="N", help="other numbers of shots than the paper's")
     add("--seeds", nargs="+", type=whole_number, metavar="S", help="other seeds (prompts) than 0 1 2 ...")

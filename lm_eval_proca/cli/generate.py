@@ -16,16 +16,9 @@ from lm_eval_proca.experiments.task_files import find_single_task
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     # Rows that are sampled together share random numbers: the batch size decides what is written.
-    add_backend_options(parser, batch_size=64)
+    add_backend_options(parser, batch_size=64, required=True)
     add = parser.add_argument
     add("--task", required=True, help="the calibrated task to write inputs for, e.g. proca_sst2")
-    add(
-        "--model_args",
-        nargs="+",
-        required=True,
-        metavar="KEY=VALUE",
-        help="as for lm_eval, e.g. pretrained=NAME,dtype=float16",
-    )
     add("--size", type=positive, metavar="N", help="inputs wanted (default: the task's own estimate size)")
     add("--seed", type=whole_number, default=0, help="of the demonstrations and of sampling (default: %(default)s)")
     add("--per_class", type=positive, metavar="N", help="labeled examples per class (default: 2; 1 from ten labels on)")

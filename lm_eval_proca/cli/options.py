@@ -46,11 +46,13 @@ def add_include_path(parser: argparse._ActionsContainer) -> None:
     )
 
 
-def add_backend_options(parser: argparse._ActionsContainer, *, batch_size: int | str) -> None:
-    """The model's backend, the settings of the tasks and their folders, in lm_eval's words."""
+def add_backend_options(parser: argparse._ActionsContainer, *, batch_size: int | str, **model_args: Any) -> None:
+    """The model, the settings of the tasks and their folders, in lm_eval's words; `model_args` change that option."""
     add = parser.add_argument
     add_include_path(parser)
     add("--model", default="hf-shared-prefix", help="lm-eval's name of the backend (default: %(default)s)")
+    model_args.setdefault("help", "as for lm_eval, e.g. pretrained=NAME,dtype=float16")
+    add("--model_args", nargs="+", metavar="KEY=VALUE", **model_args)
     add("--batch_size", default=batch_size, help="as for lm_eval: a number, auto or auto:N (default: %(default)s)")
     add("--device", default="cuda:0", help="as for lm_eval (default: %(default)s, or the CPU where there is none)")
     add(

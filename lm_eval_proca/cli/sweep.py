@@ -28,16 +28,9 @@ GENERATED = "generated"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_backend_options(parser, batch_size="auto")
+    once_per_model = "as for lm_eval, e.g. pretrained=NAME,dtype=float16; give the option once per model"
+    add_backend_options(parser, batch_size="auto", action="append", required=True, help=once_per_model)
     add = parser.add_argument
-    add(
-        "--model_args",
-        action="append",
-        nargs="+",
-        required=True,
-        metavar="KEY=VALUE",
-        help="as for lm_eval, e.g. pretrained=NAME,dtype=float16; give the option once per model",
-    )
     add("--tasks", nargs="+", default=PAPER_TASKS, help="tasks, groups or patterns (default: the paper's nine)")
     add("--num_fewshot", nargs="+", type=whole_number, default=PAPER_SHOTS, metavar="N", help="default: 0 1 4 8")
     add("--seeds", nargs="+", type=whole_number, default=PAPER_SEEDS, metavar="S", help="default: 0 1 2 3 4")
