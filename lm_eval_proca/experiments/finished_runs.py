@@ -88,7 +88,6 @@ def calibrate_run(
     """
     run = CalibratedRun(file, read_document(file))
     confusions: dict[str, dict[str, np.ndarray]] = {}
-    labels: dict[str, list[str]] = {}
     for name in filter(wanted, run.document["configs"]):
         if (reason := why_unchanged(run.document, name)) is not None:
             run.unchanged.setdefault(reason, []).append(name)
@@ -100,10 +99,9 @@ def calibrate_run(
             fits, failures = fit_all(table, calibrators)
             task = FittedTask(name, samples_file(file, name), table, fits)
             confusions[name] = _add_rows(run, task, failures)
-            labels[name] = table.labels
             keep(task)
         done()
-    run.notes.extend(add_group_rows(run.document, confusions, labels))
+    run.notes.extend(add_group_rows(run.document, confusions))
     return run
 
 

@@ -114,22 +114,25 @@ def generate(
         "lm_eval_proca": lm_eval_proca.__version__,
         "identity": identity,
     }
-    rounds = _Rounds(path.with_name(f"{path.name}.partial"), origin)
-    rows, counts = _select(rounds.texts, template, demonstrations, task)
+    partial = path.with_name(f"{path.name}.partial")
+    rounds = _begun(partial, origin)
+    texts = [text for of_round in rounds for text in of_round]
+    rows, counts = _select(texts, template, demonstrations, task)
     with tqdm(
         total=wanted.size, initial=min(len(rows), wanted.size), desc=f"{task.config.task}: kept", disable=not progress
     ) as bar:
-        while len(rows) < wanted.size and len(rounds.texts) < wanted.most:
-            number = len(rounds)
-            prompts = _prompts(task, template, demonstrations, number, wanted)
-            rounds.add(_continuations(model, task, prompts, number, origin))
-            rows, counts = _select(rounds.texts, template, demonstrations, task)
+        while len(rows) < wanted.size and len(texts) < wanted.most:
+            prompts = _prompts(task, template, demonstrations, len(rounds), wanted)
+            rounds.append(_continuations(model, task, prompts, len(rounds), origin))
+            _append(partial, rounds[-1], mode="ab")
+            texts += rounds[-1]
+            rows, counts = _select(texts, template, demonstrations, task)
             bar.update(min(len(rows), wanted.size) - bar.n)
     rows = rows[: wanted.size]
-    provenance = {**origin, "generations": len(rounds.texts), "rows": len(rows), "counts": counts}
+    provenance = {**origin, "generations": len(texts), "rows": len(rows), "counts": counts}
     with replacing(path) as unfinished, open(unfinished, "w", encoding="utf-8") as file:
         file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in [{ESTIMATE_FILE_KEY: provenance}, *rows])
-    rounds.path.unlink()
+    partial.unlink()
     return provenance
 
 
@@ -269,36 +272,19 @@ def _select(
     return rows, dict(counts)
 
 
-class _Rounds:
+def _begun(path: Path, origin: Mapping[str, Any]) -> list[list[str]]:
     """What the model has written so far, one JSON line per round; a line that was cut off never happened."""
-
-    def __init__(self, path: Path, origin: Mapping[str, Any]) -> None:
-        self.path = path
-        self._rounds: list[list[str]] = []
-        whole = b""
-        if path.exists():
-            content = path.read_bytes()
-            whole = content[: content.rfind(b"\n") + 1]
-        if whole:
-            begun, *rounds = (json.loads(line) for line in whole.splitlines())
-            _check_same(path, "was begun as", begun, origin["identity"])
-            self._rounds = rounds
-            with open(path, "r+b") as file:
-                file.truncate(len(whole))
-        else:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            _append(path, origin, mode="wb")
-
-    def __len__(self) -> int:
-        return len(self._rounds)
-
-    @property
-    def texts(self) -> list[str]:
-        return [text for texts in self._rounds for text in texts]
-
-    def add(self, texts: list[str]) -> None:
-        _append(self.path, texts, mode="ab")
-        self._rounds.append(texts)
+    content = path.read_bytes() if path.exists() else b""
+    whole = content[: content.rfind(b"\n") + 1]
+    if not whole:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _append(path, origin, mode="wb")
+        return []
+    begun, *rounds = (json.loads(line) for line in whole.splitlines())
+    _check_same(path, "was begun as", begun, origin["identity"])
+    with open(path, "r+b") as file:
+        file.truncate(len(whole))
+    return rounds
 
 
 def _append(path: Path, value: Any, *, mode: str) -> None:

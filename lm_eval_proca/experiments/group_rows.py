@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from lm_eval_proca.run_files import ACCURACY, RAW, evaluated, leaves
+from lm_eval_proca.run_files import ACCURACY, RAW, evaluated, leaves, record_of
 from lm_eval_proca.statistics import recall_sd, recalls
 
 STDERR, RECALL_SD = f"{ACCURACY}_stderr", "recall_sd"
@@ -21,10 +21,10 @@ Confusions = Mapping[str, Mapping[str, np.ndarray]]
 """By task and filter; see :func:`lm_eval_proca.statistics.confusion`."""
 
 
-def add_group_rows(document: dict[str, Any], confusions: Confusions, labels: Mapping[str, Sequence[str]]) -> list[str]:
+def add_group_rows(document: dict[str, Any], confusions: Confusions) -> list[str]:
     """Give every group of a results file the rows that its tasks have got; a sentence for each that it cannot have."""
     notes: list[str] = []
-    results = document["results"]
+    results, configs = document["results"], document["configs"]
     for group in document.get("group_subtasks") or {}:
         tasks = [
             task for task in leaves(document["group_subtasks"], group) if f"{ACCURACY},{RAW}" in results.get(task, {})
@@ -45,7 +45,7 @@ def add_group_rows(document: dict[str, Any], confusions: Confusions, labels: Map
                 notes.append(f"{group}: no row for {name}, which {len(missing)} of its tasks have not ({some}).")
                 continue
             row = {} if name == RAW else _average(name, [results[task] for task in tasks], sizes, by_size)
-            if calibrated == tasks and len({tuple(labels[task]) for task in tasks}) == 1:
+            if calibrated == tasks and len({tuple(record_of(configs[task])["labels"]) for task in tasks}) == 1:
                 together = np.sum([confusions[task][name] for task in tasks], axis=0)
                 row[f"{RECALL_SD},{name}"] = recall_sd(recalls(np.diagonal(together), together.sum(axis=1)))
                 lower_is_better(document, group)

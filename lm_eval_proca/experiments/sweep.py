@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from lm_eval_proca.experiments.cell import Cell, GivenSettings, Model
 from lm_eval_proca.experiments.runner import Failure, load_task
 from lm_eval_proca.harness.estimate import CONTENT_FREE_TEXTS
+from lm_eval_proca.statistics import grouped
 
 PROMPTS_RENDERED = 8
 CHARACTERS_PER_TOKEN = 4
@@ -51,19 +52,16 @@ def render_prompts(cells: Sequence[Cell]) -> dict[Cell, Prompts | Failure]:
     long.
     """
     tasks: dict[Any, Any] = {}
-    rendered: dict[Any, Prompts | Failure] = {}
-    for cell in cells:
-        origin = (cell.task, cell.settings)
-        alike = (*origin, cell.num_fewshot, cell.limit)
-        if alike in rendered:
-            continue
+    rendered: dict[Cell, Prompts | Failure] = {}
+    groups = grouped(cells, lambda cell: (cell.task, cell.settings, cell.num_fewshot, cell.limit))
+    for (name, settings, _, _), alike in groups.items():
         try:
-            if origin not in tasks:
-                tasks[origin] = load_task(cell, {})
-            rendered[alike] = _render(tasks[origin], cell)
+            if (name, settings) not in tasks:
+                tasks[name, settings] = load_task(alike[0], {})
+            rendered |= dict.fromkeys(alike, _render(tasks[name, settings], alike[0]))
         except Exception as error:  # an estimate must not stop the sweep: the cell itself will tell
-            rendered[alike] = Failure.of(error)
-    return {cell: rendered[cell.task, cell.settings, cell.num_fewshot, cell.limit] for cell in cells}
+            rendered |= dict.fromkeys(alike, Failure.of(error))
+    return rendered
 
 
 def _render(task: Any, cell: Cell) -> Prompts:
