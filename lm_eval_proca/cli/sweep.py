@@ -16,7 +16,7 @@ from lm_eval_proca.experiments import ranks
 from lm_eval_proca.experiments.cell import Cell, Model, earlier_runs, unfinished_cells
 from lm_eval_proca.experiments.generation import evaluate_generating
 from lm_eval_proca.experiments.runner import Failure, Outcome, run_cells
-from lm_eval_proca.experiments.sweep import Cost, Prompts, estimate_cost, grid, render_prompts, token_counter
+from lm_eval_proca.experiments.sweep import Prompts, estimate_cost, grid, render_prompts, token_counter
 from lm_eval_proca.experiments.task_files import find_task_files
 from lm_eval_proca.harness.gather import is_first_process
 from lm_eval_proca.statistics import grouped
@@ -111,14 +111,9 @@ def _print_model(
         print("  nothing to do")
         return {}
     count, counted_with = token_counter(model)
-    costs: dict[Cell, Cost] = {}
-    problems: dict[str, None] = {}
-    for cell in todo:
-        rendered = prompts[cell]
-        if isinstance(rendered, Prompts):
-            costs[cell] = estimate_cost(rendered, count)
-        else:
-            problems[rendered.sentence] = None
+    rendered = {cell: prompts[cell] for cell in todo}
+    costs = {cell: estimate_cost(found, count) for cell, found in rendered.items() if isinstance(found, Prompts)}
+    problems = dict.fromkeys(found.sentence for found in rendered.values() if isinstance(found, Failure))
     width = max(len(cell.task) for cell in cells)
     print(f"  {'task':{width}}  shots  finished  to do   documents    requests        tokens   prefix once")
     for (task, shots), row in groupby(cells, key=lambda cell: (cell.task, cell.num_fewshot)):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -11,17 +10,15 @@ from lm_eval_proca.harness.gather import is_first_process
 
 logger = logging.getLogger("lm_eval.proca")
 
-Names = defaultdict[str, list[str]]
-
 
 @dataclass
 class Announcement:
     """Collects what becomes of each task; said as soon as the requests of the last awaited one are known."""
 
     awaited: set[str] = field(default_factory=set)
-    calibrated: Names = field(default_factory=lambda: defaultdict(list))
+    calibrated: dict[str, list[str]] = field(default_factory=dict)
     """By what calibrators are fitted on."""
-    unchanged: Names = field(default_factory=lambda: defaultdict(list))
+    unchanged: dict[str, list[str]] = field(default_factory=dict)
     """By what stands in the way."""
     many_prompts: list[str] = field(default_factory=list)
     """Tasks that draw new demonstrations for every document."""
@@ -29,14 +26,14 @@ class Announcement:
 
     def calibrates(self, task: str, how: str, *, further_requests: int, many_prompts: bool) -> None:
         if task in self.awaited:  # not evaluated again
-            self.calibrated[how].append(task)
+            self.calibrated.setdefault(how, []).append(task)
             self.many_prompts += [task] * many_prompts
             self.further_requests += further_requests
             self._arrived(task)
 
     def leaves_unchanged(self, task: str, obstacle: str) -> None:
         if task in self.awaited:
-            self.unchanged[obstacle].append(task)
+            self.unchanged.setdefault(obstacle, []).append(task)
             self._arrived(task)
 
     def _arrived(self, task: str) -> None:

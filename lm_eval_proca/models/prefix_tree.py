@@ -217,7 +217,7 @@ class Group:
 
 def plan(requests: Sequence[Request], numbers: Iterable[int], limits: Limits) -> list[Group]:
     """Groups of passes that answer the requests of the given numbers."""
-    documents = list(_documents(branches(requests, numbers), limits))
+    documents = _documents(branches(requests, numbers), limits)
     return [
         Group(prefix, list(_passes(_rows(members, prefix, limits), limits)))
         for prefix, members in _groups(documents, limits)
@@ -248,16 +248,12 @@ def branches(requests: Sequence[Request], numbers: Iterable[int]) -> list[Branch
     return [distinct[key] for key in sorted(distinct)]
 
 
-def _documents(branches: Iterable[Branch], limits: Limits) -> Iterator[Document]:
-    document = None
+def _documents(branches: Iterable[Branch], limits: Limits) -> list[Document]:
+    documents: list[Document] = []
     for branch in branches:
-        if document is None:
-            document = Document.of(branch)
-        elif not document.takes(branch, limits):
-            yield document
-            document = Document.of(branch)
-    if document is not None:
-        yield document
+        if not documents or not documents[-1].takes(branch, limits):
+            documents.append(Document.of(branch))
+    return documents
 
 
 def _rows(documents: Iterable[Document], prefix: int, limits: Limits) -> Iterator[Row]:
