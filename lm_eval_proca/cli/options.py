@@ -51,8 +51,6 @@ def add_backend_options(parser: argparse._ActionsContainer, *, batch_size: int |
     add = parser.add_argument
     add_include_path(parser)
     add("--model", default="hf-shared-prefix", help="lm-eval's name of the backend (default: %(default)s)")
-    model_args.setdefault("help", "as for lm_eval, e.g. pretrained=NAME,dtype=float16")
-    add("--model_args", nargs="+", metavar="KEY=VALUE", **model_args)
     add("--batch_size", default=batch_size, help="as for lm_eval: a number, auto or auto:N (default: %(default)s)")
     add("--device", default="cuda:0", help="as for lm_eval (default: %(default)s, or the CPU where there is none)")
     add(
@@ -63,6 +61,8 @@ def add_backend_options(parser: argparse._ActionsContainer, *, batch_size: int |
         metavar="proca.KEY=VALUE",
         help="settings for every task, as for lm_eval",
     )
+    model_args.setdefault("help", "as for lm_eval, e.g. pretrained=NAME,dtype=float16")
+    add("--model_args", nargs="+", metavar="KEY=VALUE", **model_args)
 
 
 def model_of(args: argparse.Namespace, given: Sequence[str]) -> Model:

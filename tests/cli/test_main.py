@@ -59,3 +59,12 @@ def test_a_command_imports_only_its_own_module() -> None:
     )
     root = str(Path(__file__).resolve().parents[2])
     subprocess.run([sys.executable, "-c", code], cwd=root, check=True, capture_output=True)
+
+
+def test_help_of_commands_that_run_a_model_waits_for_none_of_its_libraries() -> None:
+    code = (
+        "import sys; from lm_eval_proca.cli import analyze, generate, sweep;"
+        "assert not {'torch', 'transformers', 'matplotlib'} & set(sys.modules), sorted(sys.modules)"
+    )
+    root = str(Path(__file__).resolve().parents[2])
+    subprocess.run([sys.executable, "-c", code], cwd=root, check=True, capture_output=True)
