@@ -63,9 +63,9 @@ ARCHITECTURES = [Scenario("proca_sst2", 4, 128), Scenario("proca_agnews", 8, 48)
 class Pair:
     """Stock and ours around one model; stock at any batch size."""
 
-    def __init__(self, stock: HFLM) -> None:
+    def __init__(self, stock: HFLM, **options: Any) -> None:
         self.stock = stock
-        self.ours = SharedPrefixLM(stock.model, tokenizer=stock.tokenizer, batch_size="auto")
+        self.ours = SharedPrefixLM(stock.model, tokenizer=stock.tokenizer, batch_size="auto", **options)
 
     def run_stock(self, requests: list[Instance], batch_size: int) -> list[tuple[float, bool]]:
         self.stock.batch_size_per_gpu = batch_size

@@ -6,9 +6,9 @@ is what the output layer reads, after the final norm.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -31,27 +31,35 @@ def layer_index(layer: Layer, depth: int) -> int:
     return index
 
 
-@contextmanager
-def hidden_states_at(
-    places: torch.Tensor, model: Any, layers: Collection[Layer]
-) -> Iterator[dict[Layer, torch.Tensor]]:
-    """A dictionary that a forward pass of a causal model within the block fills: by layer, the states at `places` of
-    every row, one row after the other."""
-    states: dict[Layer, torch.Tensor] = {}
+class HiddenStates:
+    """Reads hidden states of a causal model of transformers."""
 
-    def keep(layer: Layer, reader: nn.Module, args: Any, kwargs: Any) -> None:
-        given = args[0] if args else kwargs["hidden_states"]
-        # Models give their output layer the wanted places alone.
-        chosen = given if given.shape[1] == len(places) else given[:, places]
-        states[layer] = chosen.flatten(0, 1).float()
+    def __init__(self, model: Any) -> None:
+        self._model = model
 
-    with ExitStack() as hooks:
-        # A block reads the state before it; the output layer reads the state after the last block and the final norm.
-        readers = [*_decoder_blocks(model), model.get_output_embeddings()] if layers else []
-        for layer in layers:
-            reader = readers[layer_index(layer, len(readers) - 1)]
-            hooks.callback(reader.register_forward_pre_hook(partial(keep, layer), with_kwargs=True).remove)
-        yield states
+    @cached_property
+    def _readers(self) -> list[nn.Module]:
+        """A block reads the state before it; the output layer reads the state after the last block and final norm."""
+        return [*_decoder_blocks(self._model), self._model.get_output_embeddings()]
+
+    @contextmanager
+    def read(self, layers: Iterable[Layer], places: torch.Tensor) -> Iterator[dict[Layer, torch.Tensor]]:
+        """A dictionary that a forward pass within the block fills: by layer, the states at `places` of every row, one
+        row after the other."""
+        states: dict[Layer, torch.Tensor] = {}
+
+        def keep(layer: Layer, reader: nn.Module, args: Any, kwargs: Any) -> None:
+            given = args[0] if args else kwargs["hidden_states"]
+            # Models give their output layer the wanted places alone.
+            chosen = given if given.shape[1] == len(places) else given[:, places]
+            states[layer] = chosen.flatten(0, 1).float()
+
+        with ExitStack() as hooks:
+            for layer in layers:
+                reader = self._readers[layer_index(layer, len(self._readers) - 1)]
+                handle = reader.register_forward_pre_hook(partial(keep, layer), with_kwargs=True)
+                hooks.callback(handle.remove)
+            yield states
 
 
 def _decoder_blocks(model: Any) -> nn.ModuleList:

@@ -33,7 +33,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, Dynam
 
 from lm_eval_proca.collective import collective
 from lm_eval_proca.errors import ModelError
-from lm_eval_proca.models.hidden_states import Layer, hidden_states_at
+from lm_eval_proca.models.hidden_states import HiddenStates, Layer
 from lm_eval_proca.models.prefix_tree import Answer, Group, Limits, Pass, Request, plan
 from lm_eval_proca.models.sampling import can_decode, decoding_loop
 from lm_eval_proca.models.sharing import TOLERANCE, CannotShare, LogLikelihood, SharedPrefix, TokenizedRequest, logger
@@ -258,6 +258,10 @@ class SharedPrefixLM(SharedPrefix, HFLM):
         length = getattr(config, "sliding_window", None)  # chunks of attention stand elsewhere
         return Window(length, None not in lengths) if length and lengths - {None} == {length} else Window()
 
+    @functools.cached_property
+    def _reader(self) -> HiddenStates:
+        return HiddenStates(self.model)
+
     def _scored_passes(self, group: Group, requests: list[Request]) -> Iterator[tuple[Pass, Predictions]]:
         """Every pass of a group with its predictions, checked where something is new to this model."""
         cache = None
@@ -313,7 +317,7 @@ class SharedPrefixLM(SharedPrefix, HFLM):
             kwargs["position_ids"] = torch.from_numpy(scored.positions()).to(self.device)
         layers = {layer for answer in scored.answers() for layer in self._layers.get(answer.request, ())}
         places = torch.from_numpy(scored.scored).to(self.device)
-        with hidden_states_at(places, self.model, layers) as states:
+        with self._reader.read(layers, places) as states:
             log_probs = self._log_probs(scored.tokens(), scored.scored, **kwargs)
         return Predictions(log_probs, states)
 

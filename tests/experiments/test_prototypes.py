@@ -31,7 +31,14 @@ def test_every_method_is_measured_and_averages_are_over_tasks() -> None:
         if (a["calibrator"], b["calibrator"]) == ("proca_h", "bc") and (a["task"], a["seed"]) == (b["task"], b["seed"])
     ]
     assert float(rows["proca_h less this"]["bc"].split()[0]) == pytest.approx(np.mean(differences), abs=0.051)
-    assert float(rows["average"]["labels_on_states"]) > float(rows["average"]["bc"])
+    below = [one for one in differences if one < 0]
+    assert rows["runs below; worst"]["bc"] == f"{len(below)} of 4; {min(below, default=0.0):+.1f}"
+    assert rows["proca_h less this"]["proca_h"] == rows["runs below; worst"]["proca_h"] == ""
+    raw, ours, ceiling = (float(rows["average"][name]) for name in ("none", "proca_h", "labels_on_states"))
+    assert float(rows["share of the way from raw"]["labels_on_states"].removesuffix(" %")) == pytest.approx(
+        100 * (ours - raw) / (ceiling - raw), abs=1
+    )
+    assert ceiling > float(rows["average"]["bc"])
 
 
 def test_the_clouds_are_the_evaluation_rows_in_both_spaces() -> None:

@@ -55,7 +55,11 @@ def by_task(observed: Sequence[Observation]) -> list[dict[str, Any]]:
         # Over tasks, of the mean over seeds.
         averages = {m: _percent(mean_by("task")(found)) for m, found in by_method.items() if found}
         rows.append({"shots": shots, "task": "average", **dict.fromkeys(methods, ""), **averages})
-        rows.append({"shots": shots, "task": "proca_h less this", **{m: _gain(of_shots, m) for m in methods}})
+        differences = {m: _differences(of_shots, m) for m in methods}
+        rows.append({"shots": shots, "task": "proca_h less this", **{m: _gain(d) for m, d in differences.items()}})
+        rows.append({"shots": shots, "task": "runs below; worst", **{m: _below(d) for m, d in differences.items()}})
+        way = _share_of_the_way(differences)
+        rows.append({"shots": shots, "task": "share of the way from raw", **dict.fromkeys(methods, ""), **way})
         rows.append({"shots": shots, "task": "estimate: rank correlation", **_estimates(of_shots, methods, 0)})
         rows.append({"shots": shots, "task": "estimate: mean error", **_estimates(of_shots, methods, 1)})
     return rows
@@ -102,15 +106,31 @@ def _percent(cells: Sequence[Observation]) -> str:
     return f"{100 * mean([one['accuracy'] for one in cells]):.1f}" if cells else ""
 
 
-def _gain(observed: Sequence[Observation], method: str) -> str:
-    """Mean difference over runs, with its 95 % interval."""
-    by_run = {name: {(o["task"], o["seed"]): o["accuracy"] for o in observed if o["calibrator"] == name}
-              for name in ("proca_h", method)}  # fmt: skip
-    common = [run for run in by_run["proca_h"] if run in by_run[method]]
-    if method == "proca_h" or len(common) < 2:
-        return ""
-    value, low, high = mean_interval([100 * (by_run["proca_h"][run] - by_run[method][run]) for run in common])
-    return f"{value:+.1f} [{low:.1f}, {high:.1f}]"
+def _differences(observed: Sequence[Observation], method: str) -> list[float]:
+    """What proca_h is better by, in points, in every run that has both."""
+    runs: dict[str, dict[Any, float]] = {"proca_h": {}, method: {}}
+    for one in observed:
+        if one["calibrator"] in runs:
+            runs[one["calibrator"]][one["task"], one["seed"]] = 100 * one["accuracy"]
+    ours = runs.pop("proca_h")
+    return [ours[run] - value for run, value in runs.get(method, {}).items() if run in ours]
+
+
+def _gain(differences: Sequence[float]) -> str:
+    """Mean over runs, with its 95 % interval."""
+    return "{:+.1f} [{:.1f}, {:.1f}]".format(*mean_interval(differences)) if len(differences) > 1 else ""
+
+
+def _below(differences: Sequence[float]) -> str:
+    """In how many runs proca_h is below, and the worst of them."""
+    below = [one for one in differences if one < -1e-9]
+    return f"{len(below)} of {len(differences)}; {min(below, default=0.0):+.1f}" if differences else ""
+
+
+def _share_of_the_way(differences: Mapping[str, Sequence[float]]) -> dict[str, str]:
+    """From raw to the regression on hidden states with labels."""
+    gained, missing = (mean(differences[name]) for name in (RAW, SUPERVISED_STATES))
+    return {SUPERVISED_STATES: f"{100 * gained / (gained - missing):.0f} %"} if gained > missing else {}
 
 
 def _estimates(observed: Sequence[Observation], methods: Sequence[str], number: int) -> dict[str, str]:
