@@ -9,6 +9,7 @@ import json
 import re
 import shutil
 import subprocess
+import time
 import urllib.request
 from collections.abc import Iterator
 from html.parser import HTMLParser
@@ -80,6 +81,10 @@ class Browser:
         )
         self.devtools("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
         self._ask("POST", "/url", {"url": page.as_uri()})
+        end = time.monotonic() + 60
+        while not self.script('return document.querySelector("#chart svg") !== null'):  # drawn after the first layout
+            assert time.monotonic() < end, "the page draws no chart"
+            time.sleep(0.05)
 
     def find(self, selector: str) -> str:
         return self._ask("POST", "/element", {"using": "css selector", "value": selector})[ELEMENT]
