@@ -16,7 +16,7 @@ import logging
 import os
 import statistics
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,14 +74,21 @@ class Pair:
     def run_ours(self, requests: list[Instance]) -> list[tuple[float, bool]]:
         return self.ours.loglikelihood(requests, disable_tqdm=True)
 
-    def fastest_batch_size(self, prompts: Prompts) -> int:
-        part = prompts.requests[: 16 * len(prompts.labels)]
-        seconds = alternate({str(n): lambda n=n: self.run_stock(part, n) for n in BATCH_SIZES}, repeats=1)
-        return min(BATCH_SIZES, key=lambda n: min(seconds[str(n)]))
+    def fastest_batch_size(self, prompts: Prompts, among: Sequence[int]) -> int:
+        part = prompts.requests[: max(among) * len(prompts.labels)]
+        seconds = alternate({str(n): lambda n=n: self.run_stock(part, n) for n in among}, repeats=1)
+        return min(among, key=lambda n: min(seconds[str(n)]))
 
 
-def compare(pair: Pair, scenario: Scenario, prompts: Prompts, repeats: int, name: str = "") -> Ratio:
-    batch_size = pair.fastest_batch_size(prompts)
+def compare(
+    pair: Pair,
+    scenario: Scenario,
+    prompts: Prompts,
+    repeats: int,
+    name: str = "",
+    batch_sizes: Sequence[int] = BATCH_SIZES,
+) -> Ratio:
+    batch_size = pair.fastest_batch_size(prompts, batch_sizes)
     answers: dict[str, list[tuple[float, bool]]] = {}
     seconds = alternate(
         {
