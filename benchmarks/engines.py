@@ -1,6 +1,6 @@
 """vllm-shared-prefix against stock vllm: time, requests per document, and the same numbers.
 
-    .engines/bin/python -m benchmarks.engines [--data-dir DIR] [--repeats 3]
+    .engines/bin/python -m benchmarks.engines [--data-dir DIR] [--repeats 3] [--only proca_dbpedia --scale 2]
 
 `make test-engines` builds the environment. Both models share one engine in float32 with prefix caching on, the same
 requests and threads; both give vLLM all their requests at once. A run is one call of `loglikelihood`: tokenization is
@@ -108,12 +108,16 @@ def processor_seconds() -> float:
     return sum(time.user + time.system for time in times)
 
 
+def _chosen(arguments: argparse.Namespace) -> list[Scenario]:
+    return [scenario for scenario in SCENARIOS if arguments.only in (None, scenario.task)]
+
+
 def measure(arguments: argparse.Namespace) -> Iterator[Ratio]:
     pair = Pair(arguments.model)
     warm = build("proca_sst2", 1, 8, arguments.data_dir)
     for model in (pair.stock, pair.ours):  # and let ours check the engine
         pair.run(model, warm.requests)
-    for scenario in SCENARIOS:
+    for scenario in _chosen(arguments):
         documents = max(8, round(scenario.documents * arguments.scale))
         prompts = build(scenario.task, scenario.shots, documents, arguments.data_dir)
         yield compare(pair, scenario, prompts, arguments.repeats)
@@ -125,6 +129,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--model", type=Path, default=FOLDER, help="folder with a Hugging Face model (SmolLM2)")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--scale", type=float, default=1.0, help="factor of all numbers of documents")
+    parser.add_argument("--only", choices=[scenario.task for scenario in SCENARIOS], help="one task; no file is made")
     arguments = parser.parse_args(argv)
     arguments.data_dir = rows_folder(arguments.data_dir)
     os.environ.update({name: os.environ.get(name, value) for name, value in ENVIRONMENT.items()})
@@ -141,7 +146,8 @@ def main(argv: list[str] | None = None) -> None:
     for row in measure(arguments):
         show(row)
         rows.append(row)
-        save("engines", rows, settings)  # a row at a time: each takes minutes
+        if arguments.only is None:
+            save("engines", rows, settings)  # a row at a time: each takes minutes
 
 
 if __name__ == "__main__":
