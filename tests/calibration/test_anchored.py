@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from scipy.special import log_softmax, softmax
+from scipy.stats import multivariate_normal
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from lm_eval_proca import AnchoredCalibrator, BatchCalibrator, RepresentationCalibrator, load_calibrator
@@ -59,13 +60,49 @@ def test_one_step_without_anchor_or_ridge_is_linear_discriminant_analysis() -> N
 
 def test_em_step_by_hand() -> None:
     x, r = np.array([[0.0], [1.0], [5.0]]), np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8]])
-    mixture = fit_mixture([x], r, ridge=0.5, strength=10, max_iter=1, tol=0, log_prior=np.log([0.5, 0.5]))
+    mixture = fit_mixture([x], r, ridge=0.5, strength=10, max_iter=1, tol=0, log_prior=np.log([0.5, 0.5]), n_folds=1)
     means = (r.T @ x)[:, 0] / r.sum(axis=0)  # holding them at themselves changes nothing in the first step
     variance = (r * (x - means) ** 2).sum() / 3 * 1.5
     logits = x * means / variance - means**2 / (2 * variance)
     np.testing.assert_allclose(mixture.logits([x]), logits, rtol=1e-9)
     np.testing.assert_allclose(mixture.responsibilities, softmax(logits, axis=1), rtol=1e-9)
     assert mixture.separation == pytest.approx(abs(means[1] - means[0]) / np.sqrt(variance))
+
+
+def test_responsibilities_come_from_the_other_documents() -> None:
+    """As many folds as documents: after two steps, every document is judged by what the others alone have given."""
+    rng = np.random.default_rng(3)
+    x, r = rng.normal(size=(8, 2)), softmax(rng.normal(size=(8, 3)), axis=1)
+    options = {"ridge": 0.2, "strength": 4, "tol": 0, "log_prior": np.zeros(3)}
+
+    def judged(q: np.ndarray) -> np.ndarray:
+        """Of every document, by means and covariance of the others under q, written out."""
+        found = np.empty_like(q)
+        for d in range(8):
+            others = np.arange(8) != d
+            held = [r[others, k] @ x[others] / r[others, k].sum() for k in range(3)]
+            means = [(4 * held[k] + q[others, k] @ x[others]) / (4 + q[others, k].sum()) for k in range(3)]
+            covariance = np.zeros((2, 2))
+            for k in range(3):
+                for other in np.flatnonzero(others):
+                    covariance += q[other, k] * np.outer(x[other] - means[k], x[other] - means[k]) / 7
+            covariance += 0.2 * np.trace(covariance) / 2 * np.eye(2)
+            found[d] = softmax([multivariate_normal(mean, covariance).logpdf(x[d]) for mean in means])
+        return found
+
+    once = fit_mixture([x], r, max_iter=1, n_folds=8, **options)
+    twice = fit_mixture([x], r, max_iter=2, n_folds=8, **options)
+    np.testing.assert_allclose(once.responsibilities, judged(r), rtol=1e-6)
+    np.testing.assert_allclose(twice.responsibilities, judged(judged(r)), rtol=1e-6)
+
+
+def test_views_count_by_their_weights() -> None:
+    rng = np.random.default_rng(0)
+    first, second, r = rng.normal(size=(9, 2)), rng.normal(size=(9, 3)), softmax(rng.normal(size=(9, 2)), axis=1)
+    options = {"strength": 1, "max_iter": 1, "tol": 0, "log_prior": np.zeros(2)}
+    both = fit_mixture([first, second], r, weights=[0.5, 1.0], **options)
+    alone = [fit_mixture([x], r, **options).logits([x]) for x in (first, second)]
+    np.testing.assert_allclose(both.logits([first, second]), 0.5 * alone[0] + alone[1], rtol=1e-9)
 
 
 def test_a_strong_anchor_is_not_left() -> None:

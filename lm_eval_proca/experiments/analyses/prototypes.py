@@ -18,7 +18,7 @@ from lm_eval_proca.experiments.analyses.observations import observe, prompt_of
 from lm_eval_proca.fitting import accuracy_of, fit_all
 from lm_eval_proca.run_files import RAW
 from lm_eval_proca.score_table import ScoreTable
-from lm_eval_proca.statistics import Observation, mean, mean_by, mean_interval, rank_correlation
+from lm_eval_proca.statistics import Observation, grouped, mean, mean_by, mean_interval, rank_correlation
 
 SUPERVISED_SCORES, SUPERVISED_STATES = "labels_on_scores", "labels_on_states"
 """Logistic regressions with the labels of all estimate rows: what calibrators do without."""
@@ -45,23 +45,23 @@ def by_task(observed: Sequence[Observation]) -> list[dict[str, Any]]:
     """One row per task and number of shots, one column per method; then averages, gains and estimates."""
     methods = list(dict.fromkeys(one["calibrator"] for one in observed))
     rows: list[dict[str, Any]] = []
-    for shots in dict.fromkeys(one["num_fewshot"] for one in observed):
-        of_shots = [one for one in observed if one["num_fewshot"] == shots]
-        tasks = list(dict.fromkeys(one["task"] for one in of_shots))
-        for task in tasks:
-            cells = {m: _percent([o for o in of_shots if (o["task"], o["calibrator"]) == (task, m)]) for m in methods}
-            rows.append({"shots": shots, "task": task, **cells})
-        by_method = {m: [o for o in of_shots if o["calibrator"] == m] for m in methods}
-        # Over tasks, of the mean over seeds.
-        averages = {m: _percent(mean_by("task")(found)) for m, found in by_method.items() if found}
-        rows.append({"shots": shots, "task": "average", **dict.fromkeys(methods, ""), **averages})
-        differences = {m: _differences(of_shots, m) for m in methods}
-        rows.append({"shots": shots, "task": "proca_h less this", **{m: _gain(d) for m, d in differences.items()}})
-        rows.append({"shots": shots, "task": "runs below; worst", **{m: _below(d) for m, d in differences.items()}})
-        way = _share_of_the_way(averages)
-        rows.append({"shots": shots, "task": "share of the way from raw", **dict.fromkeys(methods, ""), **way})
-        rows.append({"shots": shots, "task": "estimate: rank correlation", **_estimates(of_shots, methods, 0)})
-        rows.append({"shots": shots, "task": "estimate: mean error", **_estimates(of_shots, methods, 1)})
+    for shots, of_shots in grouped(observed, lambda one: one["num_fewshot"]).items():
+        by_method = grouped(of_shots, lambda one: one["calibrator"])
+        over_seeds = {method: mean_by("task")(found) for method, found in by_method.items()}
+        averages = {method: mean([one["accuracy"] for one in found]) for method, found in over_seeds.items()}
+        differences = {method: _differences(by_method, method) for method in by_method}
+        shown = {
+            task: {m: _percent(**one) for m, found in over_seeds.items() for one in found if one["task"] == task}
+            for task in dict.fromkeys(one["task"] for one in of_shots)
+        } | {
+            "average": {method: _percent(value) for method, value in averages.items()},
+            "proca_h less this": {method: _gain(found) for method, found in differences.items()},
+            "runs below; worst": {method: _below(found) for method, found in differences.items()},
+            "share of the way from raw": _share_of_the_way(averages),
+            "estimate: rank correlation": {method: _estimates(found)[0] for method, found in by_method.items()},
+            "estimate: mean error": {method: _estimates(found)[1] for method, found in by_method.items()},
+        }
+        rows += [{"shots": shots, "task": name, **{m: of.get(m, "") for m in methods}} for name, of in shown.items()]
     return rows
 
 
@@ -102,18 +102,19 @@ def _supervised_features(table: ScoreTable) -> dict[str, dict[str, np.ndarray]]:
     return {SUPERVISED_SCORES: scores, SUPERVISED_STATES: {role: np.hstack(part) for role, part in parts.items()}}
 
 
-def _percent(cells: Sequence[Observation]) -> str:
-    return f"{100 * mean([one['accuracy'] for one in cells]):.1f}" if cells else ""
+def _percent(accuracy: float, sd: float | None = None, **_: Any) -> str:
+    return f"{100 * accuracy:.1f}" + ("" if sd is None else f" ±{100 * sd:.1f}")
 
 
-def _differences(observed: Sequence[Observation], method: str) -> dict[str, list[float]]:
+def _differences(by_method: Mapping[str, Sequence[Observation]], method: str) -> dict[str, list[float]]:
     """By task, what proca_h is better by, in points, in every run that has both."""
-    accuracy = {(one["calibrator"], one["task"], one["seed"]): 100 * one["accuracy"] for one in observed}
-    found: dict[str, list[float]] = {}
-    for (name, task, seed), value in accuracy.items():
-        if name == method != "proca_h" and ("proca_h", task, seed) in accuracy:
-            found.setdefault(task, []).append(accuracy["proca_h", task, seed] - value)
-    return found
+    ours = {_run(one): one["accuracy"] for one in by_method.get("proca_h", ()) if method != "proca_h"}
+    pairs = [(one["task"], ours[run] - one["accuracy"]) for one in by_method[method] if (run := _run(one)) in ours]
+    return {task: [100 * gain for _, gain in found] for task, found in grouped(pairs, lambda pair: pair[0]).items()}
+
+
+def _run(one: Observation) -> tuple[str, int]:
+    return one["task"], one["seed"]
 
 
 def _gain(differences: Mapping[str, Sequence[float]]) -> str:
@@ -129,19 +130,16 @@ def _below(differences: Mapping[str, Sequence[float]]) -> str:
     return f"{len(below)} of {len(runs)}; {min(below, default=0.0):+.1f}" if runs else ""
 
 
-def _share_of_the_way(averages: Mapping[str, str]) -> dict[str, str]:
+def _share_of_the_way(averages: Mapping[str, float]) -> dict[str, str]:
     """From raw to the regression on hidden states with labels."""
-    raw, ours, labels = (float(averages.get(name, "nan")) for name in (RAW, "proca_h", SUPERVISED_STATES))
+    raw, ours, labels = (averages.get(name, float("nan")) for name in (RAW, "proca_h", SUPERVISED_STATES))
     return {SUPERVISED_STATES: f"{100 * (ours - raw) / (labels - raw):.0f} %"} if labels > raw else {}
 
 
-def _estimates(observed: Sequence[Observation], methods: Sequence[str], number: int) -> dict[str, str]:
-    shown = {}
-    for method in methods:
-        cells = [one for one in observed if one["calibrator"] == method and one["estimated"] is not None]
-        shown[method] = ""
-        if len(cells) > 2:
-            estimated, true = ([one[key] for one in cells] for key in ("estimated", "accuracy"))
-            error = mean([abs(a - b) for a, b in zip(estimated, true, strict=True)])
-            shown[method] = f"{rank_correlation(estimated, true):.2f}" if number == 0 else f"{100 * error:.1f}"
-    return shown
+def _estimates(cells: Sequence[Observation]) -> tuple[str, str]:
+    """Of the accuracies that fits estimate: rank correlation with the true ones, and mean error in points."""
+    pairs = [(one["estimated"], one["accuracy"]) for one in cells if one["estimated"] is not None]
+    if len(pairs) < 3:
+        return "", ""
+    error = mean([abs(estimated - true) for estimated, true in pairs])
+    return f"{rank_correlation(*zip(*pairs, strict=True)):.2f}", f"{100 * error:.1f}"
