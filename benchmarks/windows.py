@@ -18,7 +18,7 @@ from benchmarks.prompts import build
 from benchmarks.ratios import save, show
 from benchmarks.scoring import Pair, Scenario, compare, rows_folder
 
-SCENARIOS = [Scenario("proca_agnews", 8, 24, 7)]
+SCENARIO = Scenario("proca_agnews", 8, 24, 7)
 BATCH_SIZES = (1, 4)  # logits of 262 144 tokens at every position: sixteen prompts would take 22 GB
 BEGINNING = {"add_bos_token": True}  # without its first token Gemma predicts nothing
 
@@ -35,15 +35,13 @@ def main(argv: list[str] | None = None) -> None:
     pair = Pair(HFLM(**source, **BEGINNING, dtype="float32", device="cpu"), **BEGINNING)
     pair.run_ours(build("proca_sst2", 1, 16, data_dir).requests)  # warm up, and let ours check the model
     window = pair.stock.model.config.get_text_config().sliding_window
-    rows = []
-    for scenario in SCENARIOS:
-        prompts = build(scenario.task, scenario.shots, scenario.documents, data_dir)
-        rows.append(compare(pair, scenario, prompts, arguments.repeats, batch_sizes=BATCH_SIZES))
-        lengths = [len(pair.stock.tok_encode(request.args[0])) for request in prompts.requests[:: len(prompts.labels)]]
-        rows[-1].details |= {"window": window, "tokens of a prompt": [min(lengths), max(lengths)]}
-        show(rows[-1])
+    prompts = build(SCENARIO.task, SCENARIO.shots, SCENARIO.documents, data_dir)
+    row = compare(pair, SCENARIO, prompts, arguments.repeats, batch_sizes=BATCH_SIZES)
+    lengths = [len(pair.stock.tok_encode(request.args[0])) for request in prompts.requests[:: len(prompts.labels)]]
+    row.details |= {"window": window, "tokens of a prompt": [min(lengths), max(lengths)]}
+    show(row)
     settings = {"model": arguments.model.name, "dtype": "float32", "rows": "real" if data_dir else "made"}
-    save("windows", rows, {**settings, "repeats": arguments.repeats})
+    save("windows", [row], {**settings, "repeats": arguments.repeats})
 
 
 if __name__ == "__main__":
