@@ -1,7 +1,7 @@
 r"""Anchored prototypes: Gaussian clusters that start at batch calibration and stay tied to it.
 
-Nothing here is random and nothing has to be matched: cluster k *is* label k from the start. Batch calibration gives
-every unlabeled document d label probabilities r_dk, the **anchor**. A document is seen in one or two views, x_v:
+Nothing has to be matched: cluster k *is* label k from the start. Batch calibration gives every unlabeled document d
+label probabilities r_dk, the **anchor**. A document is seen in one or two views, x_v:
 
 - its scores: the log-probabilities of the labels as log-ratios to their mean, which sum to zero;
 - its representation, if there is one: hidden states of a few layers, each scaled to unit root mean square, reduced to
@@ -17,11 +17,12 @@ In each view a label is a Gaussian with one covariance for all labels,
     \Sigma_v = \frac{1}{n} \sum_{d,k} q_{dk} (x_{vd} - \mu_{vk})(x_{vd} - \mu_{vk})^T + \rho \frac{tr}{dim} I, \qquad
     q_{dk} \propto \prod_v N(x_{vd}; \mu_{vk}, \Sigma_v)^{\omega_v}.
 
-EM repeats the last two from q = r. It is **cross-fitted**: documents are dealt into folds, and the q of a document come
-from means and covariances of the other folds, because a Gaussian of a hundred dimensions that has seen a document with
-its present label gives it that label again. Each label's mean is held by kappa further documents at the anchor's mean:
-with few documents, or none that speak against it, the fit is the anchor's; with many, the data decide. Covariances are
-shared, so the result, fitted on all documents with the last q, is a linear classifier.
+EM repeats the last two from q = r. It is **cross-fitted**: documents are dealt into folds, with a fixed seed, and the q
+of a document come from means and covariances of the other folds, because a Gaussian of a hundred dimensions that has
+seen a document with its present label gives it that label again. Each label's mean is held by kappa further documents
+at the anchor's mean: with few documents, or none that speak against it, the fit is the anchor's; with many, the data
+decide. Covariances are shared, so the result, fitted on all documents with the q that entered the last step, is a
+linear classifier.
 """
 
 from __future__ import annotations
@@ -44,6 +45,9 @@ from lm_eval_proca.errors import CalibrationError
 RIDGE = 0.3
 """Share of the mean variance that is added to the covariance of a view."""
 
+LEAST_VARIANCE = 1e-9
+"""What the mean variance is at least, for documents that are all alike."""
+
 FOLDS = 10
 """Parts of the documents; those of one part are judged by a fit on the others."""
 
@@ -62,11 +66,12 @@ LEAST_SHARE = 0.25
 
 @dataclass(frozen=True)
 class Mixture:
-    """A fitted mixture: a linear classifier of the views, and what it says of the documents that it was fitted on."""
+    """A fitted mixture: a linear classifier of the views, and what fits on the other folds say of its documents."""
 
     coefs: list[Array]
     intercept: Array
-    responsibilities: Array
+    judged: Array
+    """Logits of the documents, each by the fit on the other folds."""
     separation: float
     """Distance between the two closest labels, in units of the spread within labels."""
     n_iter: int
@@ -103,15 +108,15 @@ def fit_mixture(
     while not converged and n_iter < max_iter:
         n_iter += 1
         coefs, constants, gaps = zip(*(view.discriminants(q, strength, ridge) for view in fitted), strict=True)
-        logits = np.empty_like(anchor)
+        constant, logits = sum(constants), np.empty_like(anchor)
         for number, fold in enumerate(folds):
-            logits[fold] = _logits([x[fold] for x in views], [c[number] for c in coefs], sum(constants)[number])
+            logits[fold] = _logits([x[fold] for x in views], [c[number] for c in coefs], constant[number])
         shares = np.log((q.sum(axis=0) + 1) / (n + n_labels)) if log_prior is None else log_prior
         before, q = q, softmax(logits + shares, axis=1)
         converged = bool(np.abs(q - before).max() < tol)
     closest = np.sqrt(max(sum(gaps)[-1][~np.eye(n_labels, dtype=bool)].min(), 0.0))
     moving = float((q.argmax(axis=1) != before.argmax(axis=1)).mean())
-    return Mixture([c[-1] for c in coefs], sum(constants)[-1], q, float(closest), n_iter, converged, moving)
+    return Mixture([c[-1] for c in coefs], constant[-1], logits, float(closest), n_iter, converged, moving)
 
 
 def _logits(views: Sequence[Array], coefs: Sequence[Array], intercept: Array) -> Array:
@@ -123,6 +128,7 @@ class _View:
 
     def __init__(self, x: Array, anchor: Array, folds: Sequence[NDArray[np.int64]], weight: float) -> None:
         self.x, self.folds, self.weight = x, folds, weight
+        self.least = LEAST_VARIANCE * max(1.0, float(np.square(x).mean()))
         self.sizes = self._without_each([np.array(float(len(fold))) for fold in folds])
         self.squares = self._without_each([x[fold].T @ x[fold] for fold in folds])
         counts, sums = self._moments(anchor)
@@ -130,7 +136,7 @@ class _View:
 
     @staticmethod
     def _without_each(of_folds: Sequence[Array]) -> Array:
-        """Sums over all folds but the first, but the second, ..., and over all; of a single fold, twice itself."""
+        """Sums over all folds but the first, but the second, ..., and over all; a single document has one fold."""
         parts = np.stack(of_folds)
         total = parts.sum(axis=0)
         return np.concatenate([total - parts if len(parts) > 1 else parts, total[None]])
@@ -147,7 +153,7 @@ class _View:
         crossed = _transposed(sums) @ means
         scatter = self.squares - crossed - _transposed(crossed) + (_transposed(means) * counts[:, None]) @ means
         covariance = scatter / self.sizes[:, None, None]
-        size = np.maximum(covariance.trace(axis1=1, axis2=2) / covariance.shape[1], np.finfo(float).tiny)
+        size = np.maximum(covariance.trace(axis1=1, axis2=2) / covariance.shape[1], self.least)
         covariance += ridge * size[:, None, None] * np.eye(covariance.shape[1])
         coefs = np.linalg.solve(covariance, _transposed(means))
         products = means @ coefs
@@ -171,7 +177,8 @@ class AnchoredCalibrator(Calibrator):
     anchor_strength : float, default=20
         Number of documents with which every label's mean is held at the anchor's.
     prior : "uniform", "estimated" or array-like of shape (n_labels,), default="uniform"
-        Shares of the labels among the documents of the fit: equal, learned, or known. They are not used to predict.
+        Shares of the labels among the documents of the fit: equal, learned, or known. Known ones also decide what the
+        anchor subtracts. New documents are taken to have any label equally often.
     max_iter : int, default=50
         Most steps of EM.
     tol : float, default=1e-4
@@ -185,14 +192,14 @@ class AnchoredCalibrator(Calibrator):
         The mixture's coefficients of centred log-probabilities.
     intercept_ : ndarray of shape (n_labels,)
     temperature_ : float
-        What log-probabilities are multiplied by: the mixture is too sure of itself.
+        What log-probabilities are multiplied by, an inverse temperature: the mixture is too sure of itself.
     kept_anchor_ : str
         Why the anchor is returned instead of the mixture, or an empty string.
     separation_, agreement_, raw_agreement_, stability_, skew_, smallest_share_, estimated_accuracy_ : float
         Evidence, without labels, of how good the fit is; :meth:`fit_report` says it in sentences.
     n_iter_ : int
     converged_ : bool
-        Whether EM ended before its last step.
+        Whether EM met `tol` within `max_iter` steps.
     moving_ : float
         Share of the documents whose label the last step of EM has changed.
 
@@ -248,10 +255,11 @@ class AnchoredCalibrator(Calibrator):
         self.intercept_ = mixture.intercept - centre @ mixture.coefs[0]
         self.n_iter_, self.converged_, self.moving_ = mixture.n_iter, mixture.converged, mixture.moving
 
-        logits = self._mixed(log_proba, mixture.logits(views))
-        self.temperature_ = _temperature(logits, anchor)
-        proba = softmax(self.temperature_ * logits, axis=1)
-        predicted, anchored = proba.argmax(axis=1), anchor.argmax(axis=1)
+        judged = self._mixed(log_proba, mixture.judged)
+        self.temperature_ = _temperature(judged, anchor)
+        self.estimated_accuracy_ = _confidence(self.temperature_ * judged)
+        predicted = self._mixed(log_proba, mixture.logits(views)).argmax(axis=1)
+        anchored = anchor.argmax(axis=1)
         found = np.bincount(predicted, minlength=n_labels) / n
         self.separation_ = mixture.separation
         self.agreement_ = float((predicted == anchored).mean())
@@ -259,7 +267,6 @@ class AnchoredCalibrator(Calibrator):
         self.skew_ = float(np.abs(found - anchor.mean(axis=0)).sum() / 2)
         self.smallest_share_ = float((found / np.maximum(anchor.mean(axis=0), 1 / n)).min())
         self.stability_ = self._stability(log_proba, views, log_prior, shares)
-        self.estimated_accuracy_ = float(proba.max(axis=1).mean())
         self.kept_anchor_ = self._why_the_anchor()
         if self.kept_anchor_:
             self.estimated_accuracy_ = float(anchor.max(axis=1).mean())
@@ -461,9 +468,11 @@ def _anchor_shift(log_proba: Array, shares: Array) -> Array:
 
 def _temperature(logits: Array, anchor: Array) -> float:
     """Without labels: mean confidence halfway between what the mixture claims and what the anchor admits."""
+    claimed = _confidence(logits)
+    wanted = (claimed + float(anchor.max(axis=1).mean())) / 2
+    return 1.0 if claimed <= wanted else brentq(lambda factor: _confidence(factor * logits) - wanted, 0.0, 1.0)
 
-    def confidence(temperature: float) -> float:
-        return float(softmax(temperature * logits, axis=1).max(axis=1).mean())
 
-    wanted = (confidence(1.0) + float(anchor.max(axis=1).mean())) / 2
-    return 1.0 if confidence(1.0) <= wanted else brentq(lambda t: confidence(t) - wanted, 0.0, 1.0)
+def _confidence(logits: Array) -> float:
+    """Mean probability of the most probable label."""
+    return float(softmax(logits, axis=1).max(axis=1).mean())

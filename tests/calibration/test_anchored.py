@@ -65,11 +65,11 @@ def test_em_step_by_hand() -> None:
     variance = (r * (x - means) ** 2).sum() / 3 * 1.5
     logits = x * means / variance - means**2 / (2 * variance)
     np.testing.assert_allclose(mixture.logits([x]), logits, rtol=1e-9)
-    np.testing.assert_allclose(mixture.responsibilities, softmax(logits, axis=1), rtol=1e-9)
+    np.testing.assert_allclose(mixture.judged, logits, rtol=1e-9)  # a single fold has no others
     assert mixture.separation == pytest.approx(abs(means[1] - means[0]) / np.sqrt(variance))
 
 
-def test_responsibilities_come_from_the_other_documents() -> None:
+def test_documents_are_judged_by_the_others() -> None:
     """As many folds as documents: after two steps, every document is judged by what the others alone have given."""
     rng = np.random.default_rng(3)
     x, r = rng.normal(size=(8, 2)), softmax(rng.normal(size=(8, 3)), axis=1)
@@ -92,8 +92,8 @@ def test_responsibilities_come_from_the_other_documents() -> None:
 
     once = fit_mixture([x], r, max_iter=1, n_folds=8, **options)
     twice = fit_mixture([x], r, max_iter=2, n_folds=8, **options)
-    np.testing.assert_allclose(once.responsibilities, judged(r), rtol=1e-6)
-    np.testing.assert_allclose(twice.responsibilities, judged(judged(r)), rtol=1e-6)
+    np.testing.assert_allclose(softmax(once.judged, axis=1), judged(r), rtol=1e-6)
+    np.testing.assert_allclose(softmax(twice.judged, axis=1), judged(judged(r)), rtol=1e-6)
 
 
 def test_views_count_by_their_weights() -> None:
@@ -243,6 +243,28 @@ class TestPrior:
     def test_a_prior_that_is_none_is_refused(self, prior: object) -> None:
         with pytest.raises(CalibrationError, match="'prior' parameter"):
             fitted(Documents(50), prior=prior)
+
+
+@pytest.mark.parametrize(
+    "scores",
+    [
+        np.tile(np.linspace(-3, -1, 6), (40, 1)),
+        np.array([[3.0, 0.0], [0.0, 0.0], [0.0, 0.0]]),
+        np.random.default_rng(1).normal(size=(3, 6)),
+        np.zeros((2, 3)),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of variance ratios in PCA, which nobody reads
+def test_documents_that_are_alike_or_few_can_be_fitted(scores: np.ndarray) -> None:
+    hidden = np.random.default_rng(0).normal(size=(2, len(scores), 8))
+    for found in (
+        AnchoredCalibrator().fit(scores).predict_proba(scores),
+        RepresentationCalibrator().fit(scores, representations=hidden).predict_proba(scores, representations=hidden),
+        RepresentationCalibrator()
+        .fit(scores, representations=np.ones_like(hidden))
+        .predict_proba(scores, representations=np.ones_like(hidden)),
+    ):
+        assert np.isfinite(found).all()
 
 
 def test_what_cannot_be_used_ends_in_a_sentence() -> None:

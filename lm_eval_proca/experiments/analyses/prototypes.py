@@ -24,6 +24,7 @@ SUPERVISED_SCORES, SUPERVISED_STATES = "labels_on_scores", "labels_on_states"
 """Logistic regressions with the labels of all estimate rows: what calibrators do without."""
 
 COMPONENTS = 64
+"""Principal components per layer that these regressions read: more than proca_h, as labels can use more."""
 
 
 def prototypes(tables: Sequence[ScoreTable], calibrators: Mapping[str, Calibrator]) -> list[Observation]:
@@ -42,26 +43,35 @@ def prototypes(tables: Sequence[ScoreTable], calibrators: Mapping[str, Calibrato
 
 
 def by_task(observed: Sequence[Observation]) -> list[dict[str, Any]]:
-    """One row per task and number of shots, one column per method; then averages, gains and estimates."""
+    """One row per model, task and number of shots, one column per method; then averages, gains and estimates."""
     methods = list(dict.fromkeys(one["calibrator"] for one in observed))
     rows: list[dict[str, Any]] = []
-    for shots, of_shots in grouped(observed, lambda one: one["num_fewshot"]).items():
-        by_method = grouped(of_shots, lambda one: one["calibrator"])
+    for (model, shots), alike in grouped(observed, lambda one: (one["model"], one["num_fewshot"])).items():
+        by_method = grouped(alike, lambda one: one["calibrator"])
         over_seeds = {method: mean_by("task")(found) for method, found in by_method.items()}
         averages = {method: mean([one["accuracy"] for one in found]) for method, found in over_seeds.items()}
         differences = {method: _differences(by_method, method) for method in by_method}
+        estimates = {method: _estimates(found) for method, found in by_method.items()}
         shown = {
-            task: {m: _percent(**one) for m, found in over_seeds.items() for one in found if one["task"] == task}
-            for task in dict.fromkeys(one["task"] for one in of_shots)
+            task: {
+                m: _percent(one["accuracy"], one["sd"])
+                for m, found in over_seeds.items()
+                for one in found
+                if one["task"] == task
+            }
+            for task in dict.fromkeys(one["task"] for one in alike)
         } | {
             "average": {method: _percent(value) for method, value in averages.items()},
             "proca_h less this": {method: _gain(found) for method, found in differences.items()},
             "runs below; worst": {method: _below(found) for method, found in differences.items()},
             "share of the way from raw": _share_of_the_way(averages),
-            "estimate: rank correlation": {method: _estimates(found)[0] for method, found in by_method.items()},
-            "estimate: mean error": {method: _estimates(found)[1] for method, found in by_method.items()},
+            "estimate: rank correlation": {method: found[0] for method, found in estimates.items()},
+            "estimate: mean error": {method: found[1] for method, found in estimates.items()},
         }
-        rows += [{"shots": shots, "task": name, **{m: of.get(m, "") for m in methods}} for name, of in shown.items()]
+        rows += [
+            {"model": model, "shots": shots, "task": name, **{m: cells.get(m, "") for m in methods}}
+            for name, cells in shown.items()
+        ]
     return rows
 
 
@@ -102,13 +112,15 @@ def _supervised_features(table: ScoreTable) -> dict[str, dict[str, np.ndarray]]:
     return {SUPERVISED_SCORES: scores, SUPERVISED_STATES: {role: np.hstack(part) for role, part in parts.items()}}
 
 
-def _percent(accuracy: float, sd: float | None = None, **_: Any) -> str:
+def _percent(accuracy: float, sd: float | None = None) -> str:
     return f"{100 * accuracy:.1f}" + ("" if sd is None else f" ±{100 * sd:.1f}")
 
 
 def _differences(by_method: Mapping[str, Sequence[Observation]], method: str) -> dict[str, list[float]]:
     """By task, what proca_h is better by, in points, in every run that has both."""
-    ours = {_run(one): one["accuracy"] for one in by_method.get("proca_h", ()) if method != "proca_h"}
+    if method == "proca_h":
+        return {}
+    ours = {_run(one): one["accuracy"] for one in by_method.get("proca_h", ())}
     pairs = [(one["task"], ours[run] - one["accuracy"]) for one in by_method[method] if (run := _run(one)) in ours]
     return {task: [100 * gain for _, gain in found] for task, found in grouped(pairs, lambda pair: pair[0]).items()}
 
@@ -132,7 +144,9 @@ def _below(differences: Mapping[str, Sequence[float]]) -> str:
 
 def _share_of_the_way(averages: Mapping[str, float]) -> dict[str, str]:
     """From raw to the regression on hidden states with labels."""
-    raw, ours, labels = (averages.get(name, float("nan")) for name in (RAW, "proca_h", SUPERVISED_STATES))
+    if not {RAW, "proca_h", SUPERVISED_STATES} <= set(averages):
+        return {}
+    raw, ours, labels = (averages[name] for name in (RAW, "proca_h", SUPERVISED_STATES))
     return {SUPERVISED_STATES: f"{100 * (ours - raw) / (labels - raw):.0f} %"} if labels > raw else {}
 
 
