@@ -17,12 +17,10 @@ In each view a label is a Gaussian with one covariance for all labels,
     \Sigma_v = \frac{1}{n} \sum_{d,k} q_{dk} (x_{vd} - \mu_{vk})(x_{vd} - \mu_{vk})^T + \rho \frac{tr}{dim} I, \qquad
     q_{dk} \propto \prod_v N(x_{vd}; \mu_{vk}, \Sigma_v)^{\omega_v}.
 
-EM repeats the last two from q = r. It is **cross-fitted**: documents are dealt into folds, with a fixed seed, and the q
-of a document come from means and covariances of the other folds, because a Gaussian of a hundred dimensions that has
-seen a document with its present label gives it that label again. Each label's mean is held by kappa further documents
-at the anchor's mean: with few documents, or none that speak against it, the fit is the anchor's; with many, the data
-decide. Covariances are shared, so the result, fitted on all documents with the q that entered the last step, is a
-linear classifier.
+EM repeats the last two from q = r. Each label's mean is held by kappa further documents at the anchor's mean: with few
+documents, or none that speak against it, the fit is the anchor's; with many, the data decide. The scores are a function
+of the last hidden state, so beside a representation their view counts less, omega = 1 - 1/K for K labels. Covariances
+are shared, so the result is a linear classifier.
 """
 
 from __future__ import annotations
@@ -33,8 +31,7 @@ from numbers import Integral, Real
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy.linalg import helmert
+from scipy.linalg import cho_factor, cho_solve, helmert
 from scipy.optimize import brentq
 from scipy.special import log_softmax, softmax
 
@@ -48,12 +45,6 @@ RIDGE = 0.3
 LEAST_VARIANCE = 1e-9
 """What the mean variance is at least, for documents that are all alike."""
 
-FOLDS = 10
-"""Parts of the documents; those of one part are judged by a fit on the others."""
-
-SCORE_WEIGHT = 0.5
-"""What the view of the scores counts beside that of the hidden states, which the scores are a function of."""
-
 ROWS_PER_COMPONENT = 4
 """Principal components need documents: at most one per so many."""
 
@@ -66,12 +57,10 @@ LEAST_SHARE = 0.25
 
 @dataclass(frozen=True)
 class Mixture:
-    """A fitted mixture: a linear classifier of the views, and what fits on the other folds say of its documents."""
+    """A fitted mixture: a linear classifier of the views, and how it was found."""
 
     coefs: list[Array]
     intercept: Array
-    judged: Array
-    """Logits of the documents, each by the fit on the other folds."""
     separation: float
     """Distance between the two closest labels, in units of the spread within labels."""
     n_iter: int
@@ -93,77 +82,50 @@ def fit_mixture(
     log_prior: Array | None = None,
     ridge: float = RIDGE,
     weights: Sequence[float] | None = None,
-    n_folds: int = FOLDS,
 ) -> Mixture:
-    """Cross-fitted EM from the anchor's label probabilities; see the head of this module for the formulas.
+    """EM from the anchor's label probabilities; see the head of this module for the formulas.
 
-    `log_prior` weighs the labels among the documents of the fit; None learns their shares with everything else.
-    Views count by their `weights`, 1 each by default. One fold is the usual EM.
+    `log_prior` weighs the labels among the documents of the fit; None learns their shares with everything else. Views
+    count by their `weights`, 1 each by default.
     """
     n, n_labels = anchor.shape
-    folds = np.array_split(np.random.default_rng(0).permutation(n), min(n_folds, n))  # rows may be sorted or periodic
-    fitted = [_View(x, anchor, folds, weight) for x, weight in zip(views, weights or [1.0] * len(views), strict=True)]
+    counts = anchor.sum(axis=0) + np.finfo(float).tiny
+    held = [anchor.T @ x / counts[:, None] for x in views]
+    squares = [x.T @ x for x in views]
+    weights = weights or [1.0] * len(views)
     q = anchor
     converged, n_iter = False, 0
     while not converged and n_iter < max_iter:
         n_iter += 1
-        coefs, constants, gaps = zip(*(view.discriminants(q, strength, ridge) for view in fitted), strict=True)
-        constant, logits = sum(constants), np.empty_like(anchor)
-        for number, fold in enumerate(folds):
-            logits[fold] = _logits([x[fold] for x in views], [c[number] for c in coefs], constant[number])
+        found = [_discriminant(*view, q, strength, ridge) for view in zip(views, squares, held, weights, strict=True)]
+        coefs, constants, gaps = zip(*found, strict=True)
         shares = np.log((q.sum(axis=0) + 1) / (n + n_labels)) if log_prior is None else log_prior
-        before, q = q, softmax(logits + shares, axis=1)
+        before, q = q, softmax(_logits(views, coefs, sum(constants)) + shares, axis=1)
         converged = bool(np.abs(q - before).max() < tol)
-    closest = np.sqrt(max(sum(gaps)[-1][~np.eye(n_labels, dtype=bool)].min(), 0.0))
+    closest = np.sqrt(max(sum(gaps)[~np.eye(n_labels, dtype=bool)].min(), 0.0))
     moving = float((q.argmax(axis=1) != before.argmax(axis=1)).mean())
-    return Mixture([c[-1] for c in coefs], constant[-1], logits, float(closest), n_iter, converged, moving)
+    return Mixture(list(coefs), sum(constants), float(closest), n_iter, converged, moving)
 
 
 def _logits(views: Sequence[Array], coefs: Sequence[Array], intercept: Array) -> Array:
     return sum((x @ coef for x, coef in zip(views, coefs, strict=True)), intercept)
 
 
-class _View:
-    """The Gaussians of one view, once for every fold, without its documents, and once for all documents."""
-
-    def __init__(self, x: Array, anchor: Array, folds: Sequence[NDArray[np.int64]], weight: float) -> None:
-        self.x, self.folds, self.weight = x, folds, weight
-        self.least = LEAST_VARIANCE * max(1.0, float(np.square(x).mean()))
-        self.sizes = self._without_each([np.array(float(len(fold))) for fold in folds])
-        self.squares = self._without_each([x[fold].T @ x[fold] for fold in folds])
-        counts, sums = self._moments(anchor)
-        self.held = sums / (counts + np.finfo(float).tiny)[..., None]
-
-    @staticmethod
-    def _without_each(of_folds: Sequence[Array]) -> Array:
-        """Sums over all folds but the first, but the second, ..., and over all; a single document has one fold."""
-        parts = np.stack(of_folds)
-        total = parts.sum(axis=0)
-        return np.concatenate([total - parts if len(parts) > 1 else parts, total[None]])
-
-    def _moments(self, q: Array) -> tuple[Array, Array]:
-        counts = self._without_each([q[fold].sum(axis=0) for fold in self.folds])
-        return counts, self._without_each([q[fold].T @ self.x[fold] for fold in self.folds])
-
-    def discriminants(self, q: Array, strength: float, ridge: float) -> tuple[Array, Array, Array]:
-        """Coefficients (folds + 1, features, labels) and constants of log N(x; mu_k, Sigma), less what all labels
-        share; and squared distances between the labels."""
-        counts, sums = self._moments(q)
-        means = (strength * self.held + sums) / (strength + counts + np.finfo(float).tiny)[..., None]
-        crossed = _transposed(sums) @ means
-        scatter = self.squares - crossed - _transposed(crossed) + (_transposed(means) * counts[:, None]) @ means
-        covariance = scatter / self.sizes[:, None, None]
-        size = np.maximum(covariance.trace(axis1=1, axis2=2) / covariance.shape[1], self.least)
-        covariance += ridge * size[:, None, None] * np.eye(covariance.shape[1])
-        coefs = np.linalg.solve(covariance, _transposed(means))
-        products = means @ coefs
-        norms = products.diagonal(axis1=1, axis2=2)
-        gaps = norms[:, :, None] + norms[:, None] - products - _transposed(products)
-        return self.weight * coefs, -0.5 * self.weight * norms, self.weight * gaps
-
-
-def _transposed(matrices: Array) -> Array:
-    return np.swapaxes(matrices, -1, -2)
+def _discriminant(
+    x: Array, square: Array, held: Array, weight: float, q: Array, strength: float, ridge: float
+) -> tuple[Array, Array, Array]:
+    """Coefficients (features, labels) and constants of log N(x; mu_k, Sigma), less what all labels share; and squared
+    distances between the labels; all of them times the view's weight. `square` is x.T @ x, which no step changes."""
+    counts, sums = q.sum(axis=0), q.T @ x
+    means = (strength * held + sums) / (strength + counts + np.finfo(float).tiny)[:, None]
+    crossed = sums.T @ means
+    covariance = (square - crossed - crossed.T + (means.T * counts) @ means) / len(x)
+    size = max(np.trace(covariance), LEAST_VARIANCE * max(np.trace(square) / len(x), 1.0)) / len(covariance)
+    covariance[np.diag_indices_from(covariance)] += ridge * size
+    coef = cho_solve(cho_factor(covariance), means.T)
+    products = means @ coef
+    norms = np.diag(products)
+    return weight * coef, -0.5 * weight * norms, weight * (norms[:, None] + norms - products - products.T)
 
 
 class AnchoredCalibrator(Calibrator):
@@ -255,11 +217,10 @@ class AnchoredCalibrator(Calibrator):
         self.intercept_ = mixture.intercept - centre @ mixture.coefs[0]
         self.n_iter_, self.converged_, self.moving_ = mixture.n_iter, mixture.converged, mixture.moving
 
-        judged = self._mixed(log_proba, mixture.judged)
-        self.temperature_ = _temperature(judged, anchor)
-        self.estimated_accuracy_ = _confidence(self.temperature_ * judged)
-        predicted = self._mixed(log_proba, mixture.logits(views)).argmax(axis=1)
-        anchored = anchor.argmax(axis=1)
+        logits = self._mixed(log_proba, mixture.logits(views))
+        self.temperature_ = _temperature(logits, anchor)
+        self.estimated_accuracy_ = _confidence(self.temperature_ * logits)
+        predicted, anchored = logits.argmax(axis=1), anchor.argmax(axis=1)
         found = np.bincount(predicted, minlength=n_labels) / n
         self.separation_ = mixture.separation
         self.agreement_ = float((predicted == anchored).mean())
@@ -280,7 +241,7 @@ class AnchoredCalibrator(Calibrator):
             max_iter=self.max_iter,
             tol=self.tol,
             log_prior=log_prior,
-            weights=[1.0] if len(views) == 1 else [SCORE_WEIGHT] + [1.0] * (len(views) - 1),
+            weights=[1.0 if len(views) == 1 else 1 - 1 / anchor.shape[1]] + [1.0] * (len(views) - 1),
         )
 
     def _mixed(self, log_proba: Array, logits: Array) -> Array:
