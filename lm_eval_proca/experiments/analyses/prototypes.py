@@ -100,6 +100,11 @@ def hidden_states(table: ScoreTable) -> str | None:
     return None if table.representations else "no hidden states, which only hf-shared-prefix gives"
 
 
+def several_labels(table: ScoreTable) -> str | None:
+    """Why regressions with labels cannot be fitted on a table."""
+    return None if len(set(table.gold_of("estimate").tolist())) > 1 else "estimate rows of one label only"
+
+
 def _supervised_features(table: ScoreTable) -> dict[str, dict[str, np.ndarray]]:
     scores = {role: log_softmax(table.scores_of(role), axis=1) for role in ("estimate", "eval")}
     parts: dict[str, list[np.ndarray]] = {"estimate": [], "eval": []}
