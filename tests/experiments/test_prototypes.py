@@ -51,14 +51,14 @@ def test_every_method_is_measured_and_averages_are_over_tasks() -> None:
 def test_models_are_not_mixed() -> None:
     observed = [
         {"model": model, "task": task, "num_fewshot": 4, "seed": 0, "calibrator": name, "estimated": None}
-        | {"accuracy": accuracy}
+        | {"accuracy": accuracy + (0.02 if (task, name) == ("second", "proca_h") else 0)}
         for model, accuracies in (("a", {"bc": 0.5, "proca_h": 0.6}), ("b", {"bc": 0.8, "proca_h": 0.9}))
         for task in ("first", "second")
         for name, accuracy in accuracies.items()
     ]
     rows = by_task(observed)
     assert [row["bc"] for row in rows if row["task"] == "average"] == ["50.0", "80.0"]
-    assert {row["bc"] for row in rows if row["task"] == "proca_h less this"} == {"+10.0 [10.0, 10.0]"}
+    assert [row["bc"].split()[0] for row in rows if row["task"] == "proca_h less this"] == ["+11.0", "+11.0"]
     assert {row["model"] for row in rows} == {"a", "b"}
 
 
