@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.linalg import helmert
 from scipy.special import log_softmax, softmax
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
@@ -81,6 +82,20 @@ def test_views_count_by_their_weights() -> None:
     both = fit_mixture([first, second], r, weights=[0.5, 1.0], **options)
     alone = [fit_mixture([x], r, **options).logits([x]) for x in (first, second)]
     np.testing.assert_allclose(both.logits([first, second]), 0.5 * alone[0] + alone[1], rtol=1e-9)
+
+
+def test_scores_of_four_labels_count_three_quarters_beside_hidden_states() -> None:
+    documents = Documents(200, 4, signal=2.0)
+    calibrator = fitted(documents)
+    log_proba = log_softmax(documents.scores, axis=1)
+    ratios = log_proba @ helmert(4).T
+    states = [principal_components(unit_scale(layer), 32)[0] for layer in documents.hidden]
+    views = [ratios - ratios.mean(axis=0), np.hstack(states)]
+    anchor = softmax(log_proba - log_proba.mean(axis=0), axis=1)
+    mixture = fit_mixture(views, anchor, strength=20, max_iter=50, tol=1e-4, log_prior=np.zeros(4), weights=[3 / 4, 1])
+    expected = log_softmax(calibrator.temperature_ * mixture.logits(views), axis=1)
+    found = calibrator.predict_log_proba(documents.scores, representations=documents.hidden)
+    np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
 def test_a_strong_anchor_is_not_left() -> None:
