@@ -354,7 +354,7 @@ class RepresentationCalibrator(AnchoredCalibrator):
 
     >>> import numpy as np
     >>> from lm_eval_proca import BatchCalibrator, RepresentationCalibrator
-    >>> rng = np.random.default_rng(0)
+    >>> rng = np.random.default_rng(1)
     >>> truth = np.repeat([0, 1], 100)
     >>> scores = np.column_stack([np.zeros(200), truth + rng.normal(size=200) - 3])
     >>> hidden = rng.normal(size=(1, 200, 64))
