@@ -43,7 +43,7 @@ RIDGE = 0.3
 """Share of the mean variance that is added to the covariance of a view."""
 
 LEAST_VARIANCE = 1e-9
-"""What the mean variance is at least, for documents that are all alike."""
+"""What the total variance of a view is at least, as a share of its mean square or of one: documents may be alike."""
 
 ROWS_PER_COMPONENT = 4
 """Principal components need documents: at most one per so many."""
@@ -241,7 +241,7 @@ class AnchoredCalibrator(Calibrator):
             max_iter=self.max_iter,
             tol=self.tol,
             log_prior=log_prior,
-            weights=[1.0 if len(views) == 1 else 1 - 1 / anchor.shape[1]] + [1.0] * (len(views) - 1),
+            weights=[1 - 1 / anchor.shape[1], 1.0] if len(views) > 1 else None,
         )
 
     def _mixed(self, log_proba: Array, logits: Array) -> Array:
