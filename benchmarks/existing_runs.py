@@ -17,9 +17,9 @@ from scipy.optimize import linear_sum_assignment
 from scipy.stats import spearmanr
 
 from lm_eval_proca.calibration.registry import CALIBRATORS
-from lm_eval_proca.report.display import STYLE, colour_of
-from lm_eval_proca.run_files import result_files, samples_file
-from lm_eval_proca.statistics import confusion, mean
+from lm_eval_proca.metrics import confusion, mean
+from lm_eval_proca.paper.display import STYLE, colour_of
+from lm_eval_proca.runs.output_folder import result_files, samples_file
 
 DATASETS = {"mmlu": "MMLU", "arc": "ARC-Challenge", "csqa": "CommonsenseQA"}
 MEASURES = {"acc": "accuracy", "recall_sd": "standard deviation of recalls"}

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from lm_eval_proca.calibration.storage import load_calibrator as load_calibrator
     from lm_eval_proca.errors import ProcaError as ProcaError
     from lm_eval_proca.harness.task import CalibratedTask as CalibratedTask
-    from lm_eval_proca.score_table import ScoreTable as ScoreTable
+    from lm_eval_proca.scores.score_table import ScoreTable as ScoreTable
 
 __version__ = "0.1.0"
 
@@ -32,7 +32,7 @@ _HOME = {
     "ProcaError": "errors",
     "PrototypicalCalibrator": "calibration.prototypical",
     "RepresentationCalibrator": "calibration.anchored",
-    "ScoreTable": "score_table",
+    "ScoreTable": "scores.score_table",
     "load_calibrator": "calibration.storage",
 }
 

@@ -23,7 +23,7 @@ PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 RESOLUTIONS = {"lowest": "lowest-direct", "highest": "highest"}
 EXTRAS = ("demo", "plots", "dev")
 TESTS = (
-    *("lm_eval_proca/calibration", "lm_eval_proca/statistics.py", "tests/calibration", "tests/report"),
+    *("lm_eval_proca/calibration", "lm_eval_proca/metrics.py", "tests/calibration", "tests/compare"),
     *("tests/task_configs", "tests/models", "tests/cli", "tests/harness/test_command_line.py"),
     *(str(file.relative_to(ROOT)) for file in sorted(ROOT.glob("tests/test_*.py"))),
 )

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from lm_eval_proca.score_table import NO_GOLD, ScoreTable
+from lm_eval_proca.scores.score_table import NO_GOLD, ScoreTable
 
 
 def made_table(

@@ -18,13 +18,14 @@ BEGIN, END = "<!-- import graph: python -m tests.test_imports -->\n", "<!-- end 
 
 LAYERS = (
     ("cli",),
-    ("experiments", "report"),
+    ("paper", "compare"),
+    ("sweep", "runs"),
     ("harness", "models"),
-    ("fitting", "sample_logs"),
-    ("score_table",),
+    ("scores",),
     ("calibration",),
-    ("statistics", "identity", "run_files", "collective"),
-    ("files", "errors"),
+    ("metrics", "distributed"),
+    ("files",),
+    ("errors",),
 )
 """A folder or module may import what stands below it. A new one gets its place here."""
 

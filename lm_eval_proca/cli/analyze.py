@@ -24,23 +24,22 @@ from lm_eval_proca.cli.options import (
     settings_of,
     whole_number,
 )
+from lm_eval_proca.compare.formats.tabular import text_table, write_rows
 from lm_eval_proca.errors import ProcaError, ResultsError
-from lm_eval_proca.experiments import ranks
-from lm_eval_proca.experiments.analyses import ANALYSES, NOTES, ablation, boundary, estimate_set, prompts, prototypes
-from lm_eval_proca.experiments.analyses import observations as need
-from lm_eval_proca.experiments.analyses.observations import Requirement, only, usable
-from lm_eval_proca.experiments.analyses.plan import PAPER, Plan
-from lm_eval_proca.experiments.cell import cell_scores
-from lm_eval_proca.experiments.runner import run_cells
-from lm_eval_proca.experiments.score_files import find_score_tables, read_run
-from lm_eval_proca.experiments.task_files import find_task_files
-from lm_eval_proca.fitting import make_calibrators
 from lm_eval_proca.harness.gather import is_first_process
-from lm_eval_proca.report import figures
-from lm_eval_proca.report.display import Display, MissingMatplotlib
-from lm_eval_proca.report.tabular import text_table, write_rows
-from lm_eval_proca.score_table import ScoreTable
-from lm_eval_proca.statistics import Observation, mean_by
+from lm_eval_proca.metrics import Observation, mean_by
+from lm_eval_proca.paper import ANALYSES, NOTES, ablation, boundary, estimate_set, figures, prompts, prototypes
+from lm_eval_proca.paper import observations as need
+from lm_eval_proca.paper.display import Display, MissingMatplotlib
+from lm_eval_proca.paper.observations import Requirement, only, usable
+from lm_eval_proca.paper.plan import PAPER, Plan
+from lm_eval_proca.runs.score_files import find_score_tables, read_run
+from lm_eval_proca.scores.fitting import make_calibrators
+from lm_eval_proca.scores.score_table import ScoreTable
+from lm_eval_proca.sweep import ranks
+from lm_eval_proca.sweep.cell import cell_scores
+from lm_eval_proca.sweep.runner import run_cells
+from lm_eval_proca.sweep.task_files import find_task_files
 
 ALL = "all"
 

@@ -11,9 +11,9 @@ import numpy as np
 
 from lm_eval_proca.calibration.base import Calibrator
 from lm_eval_proca.calibration.storage import load_calibrator
+from lm_eval_proca.compare.formats.tabular import check_rows_file, csv_text, write_rows
 from lm_eval_proca.errors import CalibrationError
-from lm_eval_proca.experiments.score_files import NewScores, read_scores
-from lm_eval_proca.report.tabular import check_rows_file, csv_text, write_rows
+from lm_eval_proca.runs.score_files import NewScores, read_scores
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -12,9 +12,12 @@ from lm_eval_proca.calibration.base import Calibrator
 from lm_eval_proca.calibration.registry import CALIBRATORS
 from lm_eval_proca.cli.calibrate_runs import calibrate_folders
 from lm_eval_proca.cli.options import add_param_option, calibrator_params, names
+from lm_eval_proca.compare.formats.tabular import check_rows_file, text_table, write_rows
 from lm_eval_proca.errors import CalibrationError, ResultsError
-from lm_eval_proca.experiments.score_files import find_score_tables, read_run
-from lm_eval_proca.fitting import (
+from lm_eval_proca.metrics import Interval
+from lm_eval_proca.runs.output_folder import visible_files
+from lm_eval_proca.runs.score_files import find_score_tables, read_run
+from lm_eval_proca.scores.fitting import (
     Measured,
     Params,
     calibrators_of_documents,
@@ -24,10 +27,7 @@ from lm_eval_proca.fitting import (
     recalibrate,
     role_to_fit,
 )
-from lm_eval_proca.report.tabular import check_rows_file, text_table, write_rows
-from lm_eval_proca.run_files import visible_files
-from lm_eval_proca.score_table import ScoreTable
-from lm_eval_proca.statistics import Interval
+from lm_eval_proca.scores.score_table import ScoreTable
 
 HEADINGS = {"accuracy": "accuracy", "macro_f1": "macro-F1", "brier": "Brier", "calibration_error": "calibration error"}
 ESTIMATED = "own estimate"

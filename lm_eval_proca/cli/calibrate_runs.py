@@ -13,15 +13,15 @@ from typing import Any
 from tqdm import tqdm
 
 from lm_eval_proca.calibration.base import Calibrator
+from lm_eval_proca.compare.formats.tabular import write_file
 from lm_eval_proca.errors import ResultsError
-from lm_eval_proca.experiments.finished_runs import (
+from lm_eval_proca.runs.finished import (
     CalibratedRun,
     FittedTask,
     calibrate_run,
     write_samples,
 )
-from lm_eval_proca.report.tabular import write_file
-from lm_eval_proca.run_files import RESULT_FILE, result_files, samples_file, samples_without_results
+from lm_eval_proca.runs.output_folder import RESULT_FILE, result_files, samples_file, samples_without_results
 
 NAMED = 5
 """So many tasks are named where a sentence is about many."""

@@ -9,15 +9,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lm_eval_proca.cli.calibrate_runs import progress
+from lm_eval_proca.compare.comparison import Calibrated, Report, compare
+from lm_eval_proca.compare.formats import latex, markdown, spreadsheet, structured, terminal
+from lm_eval_proca.compare.formats.tabular import write_file
+from lm_eval_proca.compare.page import render_page
+from lm_eval_proca.compare.results import Notice, matches
 from lm_eval_proca.errors import ResultsError
-from lm_eval_proca.experiments.finished_runs import FittedTask, answers, calibrate_run
-from lm_eval_proca.fitting import calibrators_of_documents
-from lm_eval_proca.report.comparison import Calibrated, Report, compare
-from lm_eval_proca.report.formats import latex, markdown, spreadsheet, structured, terminal
-from lm_eval_proca.report.page import render_page
-from lm_eval_proca.report.results import Notice, matches
-from lm_eval_proca.report.tabular import write_file
-from lm_eval_proca.run_files import result_files, samples_file
+from lm_eval_proca.runs.finished import FittedTask, answers, calibrate_run
+from lm_eval_proca.runs.output_folder import result_files, samples_file
+from lm_eval_proca.scores.fitting import calibrators_of_documents
 
 FORMATS = {"terminal": terminal, "markdown": markdown, "csv": spreadsheet, "latex": latex, "json": structured}
 SUFFIXES = {".md": "markdown", ".csv": "csv", ".tex": "latex", ".json": "json"}

@@ -8,10 +8,10 @@ import sys
 from lm_eval.utils import setup_logging
 
 from lm_eval_proca.cli.options import add_backend_options, model_of, positive, settings_of, whole_number
-from lm_eval_proca.experiments.cell import Cell
-from lm_eval_proca.experiments.generation import Generation, default_per_class, generate
-from lm_eval_proca.experiments.runner import load_task
-from lm_eval_proca.experiments.task_files import find_single_task
+from lm_eval_proca.sweep.cell import Cell
+from lm_eval_proca.sweep.generation import Generation, default_per_class, generate
+from lm_eval_proca.sweep.runner import load_task
+from lm_eval_proca.sweep.task_files import find_single_task
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from lm_eval_proca.errors import CalibrationError, TaskError
 
 if TYPE_CHECKING:
-    from lm_eval_proca.experiments.cell import GivenSettings, Model
+    from lm_eval_proca.sweep.cell import GivenSettings, Model
 
 
 def add_param_option(parser: argparse.ArgumentParser) -> None:
@@ -67,14 +67,14 @@ def add_backend_options(parser: argparse._ActionsContainer, *, batch_size: int |
 
 def model_of(args: argparse.Namespace, given: Sequence[str]) -> Model:
     """The backend that the options name, with the arguments of one `--model_args`."""
-    from lm_eval_proca.experiments.cell import Model
+    from lm_eval_proca.sweep.cell import Model
 
     model_args = key_values(given, "--model_args")
     return Model(args.model, model_args, batch_size=args.batch_size, device=args.device)
 
 
 def settings_of(args: argparse.Namespace) -> GivenSettings:
-    from lm_eval_proca.experiments.cell import settings_from_metadata
+    from lm_eval_proca.sweep.cell import settings_from_metadata
 
     return settings_from_metadata(key_values(args.metadata, "--metadata"))
 

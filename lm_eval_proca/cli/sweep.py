@@ -12,14 +12,14 @@ from lm_eval.utils import setup_logging
 
 from lm_eval_proca.cli.options import add_backend_options, model_of, names, positive, settings_of, whole_number
 from lm_eval_proca.errors import ModelError
-from lm_eval_proca.experiments import ranks
-from lm_eval_proca.experiments.cell import Cell, Model, earlier_runs, unfinished_cells
-from lm_eval_proca.experiments.generation import evaluate_generating
-from lm_eval_proca.experiments.runner import Failure, Outcome, run_cells
-from lm_eval_proca.experiments.sweep import Prompts, estimate_cost, grid, render_prompts, token_counter
-from lm_eval_proca.experiments.task_files import find_task_files
 from lm_eval_proca.harness.gather import is_first_process
-from lm_eval_proca.statistics import grouped
+from lm_eval_proca.metrics import grouped
+from lm_eval_proca.sweep import ranks
+from lm_eval_proca.sweep.cell import Cell, Model, earlier_runs, unfinished_cells
+from lm_eval_proca.sweep.generation import evaluate_generating
+from lm_eval_proca.sweep.grid import Prompts, estimate_cost, grid, render_prompts, token_counter
+from lm_eval_proca.sweep.runner import Failure, Outcome, run_cells
+from lm_eval_proca.sweep.task_files import find_task_files
 
 PAPER_SHOTS = (0, 1, 4, 8)
 PAPER_SEEDS = (0, 1, 2, 3, 4)

@@ -8,9 +8,8 @@ from typing import Any
 from lm_eval_proca.calibration.base import Calibrator
 from lm_eval_proca.calibration.registry import CALIBRATORS
 from lm_eval_proca.errors import CalibrationError, TaskError
-from lm_eval_proca.fitting import calibrator_of_step
 from lm_eval_proca.harness.settings import Settings
-from lm_eval_proca.run_files import RAW
+from lm_eval_proca.scores.fitting import RAW, calibrator_of_step
 
 MEANINGLESS_METRICS = {
     "acc_norm": "it divides scores by label length",

@@ -1,7 +1,7 @@
 """`--metadata proca.calibrate=true`: calibrated rows for lm-eval's own tasks, as they are.
 
 Prompts, demonstrations, documents and requests stay lm-eval's. The unlabeled rows are the evaluation rows themselves,
-cross-fitted: a document is calibrated by a fit that has not seen it (see lm_eval_proca/fitting.py). Only
+cross-fitted: a document is calibrated by a fit that has not seen it (see lm_eval_proca/scores/fitting.py). Only
 `proca.estimate_split` asks for more: unlabeled rows of another split, scored behind lm-eval's own prompts.
 """
 
@@ -21,7 +21,6 @@ from lm_eval.api.task import ConfigurableTask
 from lm_eval.tasks.manager import TaskDict
 
 import lm_eval_proca
-from lm_eval_proca.fitting import calibrators_of_documents
 from lm_eval_proca.harness.announcement import Announcement
 from lm_eval_proca.harness.config import MEANINGLESS_METRICS
 from lm_eval_proca.harness.estimate import fingerprint
@@ -42,7 +41,8 @@ from lm_eval_proca.harness.settings import CALIBRATE, PREFIX, Settings, settings
 from lm_eval_proca.harness.shards import Document, ask_for_hidden_states
 from lm_eval_proca.harness.split_rows import SplitRows, draw_split_rows
 from lm_eval_proca.harness.task import CalibratedTask
-from lm_eval_proca.identity import identity_of_task
+from lm_eval_proca.scores.fitting import calibrators_of_documents
+from lm_eval_proca.scores.identity import identity_of_task
 
 logger = logging.getLogger("lm_eval.proca")
 

@@ -10,7 +10,7 @@ from lm_eval.config.task import TaskConfig
 
 from lm_eval_proca.errors import TaskError
 from lm_eval_proca.harness.settings import DATA_DIR_VARIABLE, Settings
-from lm_eval_proca.identity import data_folder
+from lm_eval_proca.scores.identity import data_folder
 
 EVAL_SEED = 0
 """Decides, once and for all, which evaluation documents `eval_size` and `--limit` keep."""

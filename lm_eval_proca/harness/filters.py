@@ -14,8 +14,8 @@ from lm_eval_proca.errors import TaskError
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
 
-    from lm_eval_proca.fitting import Fit
     from lm_eval_proca.harness.shards import Document
+    from lm_eval_proca.scores.fitting import Fit
 
 
 class CalibrationFilter(Filter):

@@ -14,7 +14,7 @@ from lm_eval.api.task import ConfigurableTask
 from lm_eval_proca.harness.estimate import fingerprint
 from lm_eval_proca.harness.gather import gather
 from lm_eval_proca.harness.requests import by_document
-from lm_eval_proca.score_table import NO_GOLD
+from lm_eval_proca.scores.score_table import NO_GOLD
 
 PYTHON = "a task written in Python"
 SEVERAL_INPUTS = "several inputs per document"

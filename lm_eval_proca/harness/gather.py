@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from lm_eval_proca.collective import collective
+from lm_eval_proca.distributed import collective
 from lm_eval_proca.errors import ProcaError
 
 T = TypeVar("T")

@@ -13,12 +13,12 @@ from lm_eval.api.task import ConfigurableTask
 import lm_eval_proca
 from lm_eval_proca.calibration.base import Calibrator
 from lm_eval_proca.errors import ProcaError, TaskError
-from lm_eval_proca.fitting import Fit, fit_all, in_words, label_biases
 from lm_eval_proca.harness.gather import compute_once, gather, is_first_process
 from lm_eval_proca.harness.plan import Plan
 from lm_eval_proca.harness.shards import merge, score_table, scored_documents
-from lm_eval_proca.identity import score_table_name
-from lm_eval_proca.score_table import ScoreTable
+from lm_eval_proca.scores.fitting import Fit, fit_all, in_words, label_biases
+from lm_eval_proca.scores.identity import score_table_name
+from lm_eval_proca.scores.score_table import ScoreTable
 
 logger = logging.getLogger("lm_eval.proca")  # below lm-eval's own logger, the only one that its command shows
 

@@ -20,8 +20,8 @@ from lm_eval_proca.harness.estimate import (
 )
 from lm_eval_proca.harness.requests import prompt_of
 from lm_eval_proca.harness.shards import Document
-from lm_eval_proca.identity import identity_of_task
-from lm_eval_proca.score_table import NO_GOLD
+from lm_eval_proca.scores.identity import identity_of_task
+from lm_eval_proca.scores.score_table import NO_GOLD
 
 if TYPE_CHECKING:
     from lm_eval_proca.harness.task import CalibratedTask

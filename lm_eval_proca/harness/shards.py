@@ -13,7 +13,7 @@ from lm_eval_proca.calibration.base import Calibrator
 from lm_eval_proca.calibration.representation import unit_scale
 from lm_eval_proca.errors import DistributedError
 from lm_eval_proca.harness.requests import by_document
-from lm_eval_proca.score_table import NO_GOLD, ROLES, ScoreTable
+from lm_eval_proca.scores.score_table import NO_GOLD, ROLES, ScoreTable
 
 
 @dataclass(frozen=True)

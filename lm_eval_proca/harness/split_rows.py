@@ -13,10 +13,10 @@ from lm_eval.api.samplers import FirstNSampler
 from lm_eval.api.task import ConfigurableTask
 
 from lm_eval_proca.errors import TaskError
-from lm_eval_proca.fitting import ROWS_PER_LABEL
 from lm_eval_proca.harness.estimate import draw_rows, fingerprint
 from lm_eval_proca.harness.fixed_labels import Obstacle
 from lm_eval_proca.harness.requests import requests_of
+from lm_eval_proca.scores.fitting import ROWS_PER_LABEL
 
 Doc = dict[str, Any]
 

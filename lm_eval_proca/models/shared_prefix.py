@@ -31,7 +31,7 @@ from lm_eval.models.huggingface import HFLM
 from tqdm import tqdm
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
-from lm_eval_proca.collective import collective
+from lm_eval_proca.distributed import collective
 from lm_eval_proca.errors import ModelError
 from lm_eval_proca.models.hidden_states import Layer, hidden_states_at, readers_of
 from lm_eval_proca.models.prefix_tree import Answer, Group, Limits, Pass, Request, plan

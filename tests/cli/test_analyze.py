@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lm_eval_proca.cli import main
-from lm_eval_proca.experiments.analyses import ANALYSES
+from lm_eval_proca.paper import ANALYSES
 from tests.conftest import ROOT
 from tests.score_tables import made_table
 
@@ -138,7 +138,7 @@ def test_a_group_and_a_task_of_ones_own_are_found(
 def test_proportions_reach_the_prompts(
     tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: Output
 ) -> None:
-    from lm_eval_proca.experiments.analyses.plan import PAPER
+    from lm_eval_proca.paper.plan import PAPER
 
     pytest.importorskip("matplotlib").use("Agg")
     monkeypatch.setenv("PROCA_DATA_DIR", str(data_dir))

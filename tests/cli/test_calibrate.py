@@ -14,8 +14,8 @@ import pytest
 
 from lm_eval_proca import PrototypicalCalibrator, load_calibrator
 from lm_eval_proca.cli import main
-from lm_eval_proca.fitting import fit
-from lm_eval_proca.score_table import ScoreTable
+from lm_eval_proca.scores.fitting import fit
+from lm_eval_proca.scores.score_table import ScoreTable
 from tests.conftest import ROOT
 from tests.score_tables import made_table, without
 

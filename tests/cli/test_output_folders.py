@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from lm_eval_proca import Calibrator, fitting
+from lm_eval_proca import Calibrator
 from lm_eval_proca.calibration.registry import make_calibrator
 from lm_eval_proca.cli import main
-from lm_eval_proca.fitting import calibrators_of_documents
+from lm_eval_proca.scores import fitting
+from lm_eval_proca.scores.fitting import calibrators_of_documents
 from tests.output_folders import Matrix, write_output
 from tests.score_tables import made_table
 

@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from lm_eval_proca.cli import main
-from lm_eval_proca.experiments.task_files import find_task_configs
 from lm_eval_proca.harness.fixed_labels import judge
+from lm_eval_proca.sweep.task_files import find_task_configs
 
 OWN = """
 task: {name}
@@ -56,7 +56,7 @@ def test_what_a_configuration_tells(config, labels, obstacle):
 @pytest.fixture
 def small_index(monkeypatch: pytest.MonkeyPatch):
     """Our tasks and the user's, without lm-eval's ten thousand files."""
-    from lm_eval_proca.experiments import task_files
+    from lm_eval_proca.sweep import task_files
 
     plain = task_files._index
     monkeypatch.setattr(task_files, "_index", lambda folders, **kwargs: plain(folders, include_defaults=False))

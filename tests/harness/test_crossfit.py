@@ -16,9 +16,9 @@ from lm_eval.api.model import LM
 from lm_eval.tasks import TaskManager
 from scipy.special import log_softmax
 
-from lm_eval_proca.fitting import accuracies, calibrators_of_run, fold_of_rows
-from lm_eval_proca.sample_logs import read_samples
-from lm_eval_proca.score_table import ScoreTable
+from lm_eval_proca.runs.sample_logs import read_samples
+from lm_eval_proca.scores.fitting import accuracies, calibrators_of_run, fold_of_rows
+from lm_eval_proca.scores.score_table import ScoreTable
 from tests.conftest import ROOT, made_sentences, write_jsonl
 
 OURS = ("bc", "proca", "proca_a")

@@ -14,7 +14,7 @@ from lm_eval.tasks import TaskManager
 
 from lm_eval_proca.calibration.registry import get_calibrator
 from lm_eval_proca.errors import TaskError
-from lm_eval_proca.score_table import ScoreTable
+from lm_eval_proca.scores.score_table import ScoreTable
 from tests.conftest import ROOT, made_sentences, write_jsonl
 
 FILTERS = {"none", "bc", "conca", "proca", "proca_a"}  # and proca_h, where a model gives hidden states

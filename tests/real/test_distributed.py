@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lm_eval_proca.score_table import ScoreTable
+from lm_eval_proca.scores.score_table import ScoreTable
 from tests.launch import launchers, started, wait_until
 from tests.real.conftest import command, environment, results_in
 

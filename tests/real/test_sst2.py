@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lm_eval_proca.score_table import ScoreTable
+from lm_eval_proca.scores.score_table import ScoreTable
 from tests.real.conftest import results_in
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]

@@ -1,0 +1,192 @@
+"""The paper's table: per model and number of shots a block, every method on every dataset, and the averages."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from lm_eval_proca.compare.columns import Dataset, Measurement, averaged_datasets
+from lm_eval_proca.compare.results import Notice, short_task_name
+from lm_eval_proca.metrics import grouped, mean, standard_deviation
+
+RAW_METHOD = "raw"
+METHOD_ORDER = (RAW_METHOD, "bc", "bc-g", "conca", "proca-g", "proca", "proca_a", "proca_h")
+DECIMALS = 1
+"""Of the per cent shown; what looks equal in a table is equally best."""
+
+Seed = int | None
+Seeds = Mapping[Dataset, Collection[Seed]]
+
+
+def method_order(method: str) -> tuple[int, str]:
+    """Raw first, then the calibrator that is safe on any scores, the paper's method last, anybody's own after that."""
+    return (METHOD_ORDER.index(method) if method in METHOD_ORDER else len(METHOD_ORDER), method)
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Of one method on one dataset, under each seed; `fewer_seeds` if other results with as many shots have more."""
+
+    by_seed: Mapping[Seed, Measurement]
+    fewer_seeds: bool
+
+    @property
+    def values(self) -> dict[Seed, float]:
+        return {seed: one.accuracy for seed, one in self.by_seed.items()}
+
+    @property
+    def mean(self) -> float:
+        return mean(self.values.values())
+
+    @property
+    def sd(self) -> float | None:
+        return standard_deviation(list(self.values.values()))
+
+
+@dataclass(frozen=True)
+class Average:
+    """Over one column per task; `mean` is None where other rows with as many shots have a dataset that this one lacks.
+
+    `present` of the `expected` tasks are behind it: all that are compared, with any number of shots.
+    """
+
+    mean: float | None
+    present: int
+    expected: int
+    fewer_seeds: bool
+
+    @property
+    def partial(self) -> bool:
+        return self.present < self.expected
+
+
+@dataclass(frozen=True)
+class Block:
+    """One model under one number of shots: a block of rows in the paper's table."""
+
+    model: str
+    shots: int
+    averaged: Sequence[Dataset]
+    methods: Sequence[str]
+    accuracies: Mapping[tuple[str, Dataset], Accuracy]
+    tasks: int
+    """How many are compared, with any number of shots."""
+
+    @property
+    def datasets(self) -> list[Dataset]:
+        """All it has, and those its averages lack."""
+        return sorted({dataset for _, dataset in self.accuracies} | set(self.averaged))
+
+    def seeds_of(self, dataset: Dataset) -> set[Seed]:
+        return {seed for (_, of), accuracy in self.accuracies.items() if of == dataset for seed in accuracy.by_seed}
+
+    def average(self, method: str, seeds: Seeds | None = None) -> Average:
+        """Over all seeds of each dataset, or over these, of which none may be missing."""
+        present = {d: self.accuracies[method, d] for d in self.averaged if (method, d) in self.accuracies}
+        chosen = seeds or {dataset: list(accuracy.by_seed) for dataset, accuracy in present.items()}
+        complete = len(present) == len(self.averaged) and all(
+            chosen[dataset] and set(chosen[dataset]) <= set(accuracy.by_seed) for dataset, accuracy in present.items()
+        )
+        means = [mean(a.values[seed] for seed in chosen[d]) for d, a in present.items()] if complete else []
+        return Average(
+            mean=mean(means) if means else None,
+            present=len(present),
+            expected=self.tasks,
+            fewer_seeds=any(a.fewer_seeds or len(chosen[d]) < len(a.by_seed) for d, a in present.items()),
+        )
+
+    def best(self, dataset: Dataset | None) -> set[str]:
+        """The methods in bold for a dataset, or for the average (None)."""
+        shown = {}
+        for method in self.methods:
+            found = self.average(method) if dataset is None else self.accuracies.get((method, dataset))
+            if found is not None and found.mean is not None:
+                shown[method] = round(100 * found.mean, DECIMALS)
+        return {method for method, value in shown.items() if len(shown) > 1 and value == max(shown.values())}
+
+
+def blocks_of(measurements: Sequence[Measurement]) -> tuple[list[Block], list[Notice]]:
+    """All blocks, by shots and model, and what is missing in them."""
+    blocks: list[Block] = []
+    notices: list[Notice] = []
+    tasks = {one.dataset.task: one.dataset for one in measurements}
+    for shots in sorted({one.run.shots for one in measurements}):
+        of_shots = [one for one in measurements if one.run.shots == shots]
+        averaged = averaged_datasets(of_shots)
+        all_seeds = {one.run.seed for one in of_shots}
+        of_shots.sort(key=lambda one: (one.run.model, -1 if one.run.seed is None else one.run.seed))
+        of_models = grouped(of_shots, lambda one: one.run.model)
+        of_this = [_block(model, averaged, len(tasks), all_seeds, found) for model, found in of_models.items()]
+        notices += _not_run(shots, averaged, sorted(tasks.values()))
+        notices += [notice for block in of_this for notice in _missing(block)]
+        notices += _unequal_seeds(shots, of_this)
+        blocks += of_this
+    return blocks, notices
+
+
+def _block(
+    model: str, averaged: Sequence[Dataset], tasks: int, all_seeds: set[Seed], of_model: Sequence[Measurement]
+) -> Block:
+    by_seed: dict[tuple[str, Dataset], dict[Seed, Measurement]] = {}
+    for one in of_model:
+        by_seed.setdefault((one.method, one.dataset), {})[one.run.seed] = one
+    accuracies = {key: Accuracy(found, fewer_seeds=set(found) != all_seeds) for key, found in by_seed.items()}
+    methods = sorted({method for method, _ in accuracies}, key=method_order)
+    return Block(model, of_model[0].run.shots, averaged, methods, accuracies, tasks)
+
+
+def common_seeds(blocks: Sequence[Block]) -> dict[Dataset, list[Seed]]:
+    """Per averaged dataset the seeds that every model has which has the dataset: averages over these are comparable."""
+    common = {}
+    for dataset in blocks[0].averaged:
+        seeds = [found for block in blocks if (found := block.seeds_of(dataset))]
+        common[dataset] = [seed for seed in seeds[0] if all(seed in others for others in seeds)]
+    return common
+
+
+def _not_run(shots: int, averaged: Sequence[Dataset], one_per_task: Sequence[Dataset]) -> Iterable[Notice]:
+    run = {dataset.task for dataset in averaged}
+    gap = [short_task_name(dataset.task) for dataset in one_per_task if dataset.task not in run]
+    if gap:
+        yield Notice(
+            "missing",
+            f"No result with {shots} shots for {', '.join(gap)}, so averages with {shots} shots are over the other "
+            f"{len(run)} of {len(one_per_task)} tasks.",
+        )
+
+
+def _missing(block: Block) -> Iterable[Notice]:
+    def gap_of(method: str) -> tuple[str, ...]:
+        return tuple(dataset.name for dataset in block.averaged if (method, dataset) not in block.accuracies)
+
+    for gap, methods in grouped(filter(gap_of, block.methods), gap_of).items():
+        who = "" if len(methods) == len(block.methods) else f" ({', '.join(methods)})"
+        yield Notice(
+            "missing",
+            f"{block.model}, {block.shots} shots{who}: no result for {', '.join(gap)}, so its average is left out.",
+        )
+    own = {seed for accuracy in block.accuracies.values() for seed in accuracy.by_seed}
+    fewer = {dataset.name for (_, dataset), accuracy in block.accuracies.items() if set(accuracy.by_seed) != own}
+    if fewer:
+        yield Notice(
+            "missing",
+            f"{block.model}, {block.shots} shots: fewer seeds (†) for {', '.join(sorted(fewer))} than for the rest.",
+        )
+
+
+def _unequal_seeds(shots: int, blocks: Sequence[Block]) -> Iterable[Notice]:
+    """Models with different seeds, once for all datasets with the same ones."""
+    alike: dict[str, list[str]] = {}
+    for dataset, common in common_seeds(blocks).items():
+        seeds = {block.model: found for block in blocks if (found := block.seeds_of(dataset))}
+        if len(set(map(frozenset, seeds.values()))) > 1:
+            whose = "; ".join(f"{model}: {_in_words(found)}" for model, found in seeds.items())
+            so = f"over the common ones, {_in_words(common)}" if common else "left out, as none is common to all"
+            text = f"models have different seeds ({whose}), so ranks and averages in the leaderboard are {so}."
+            alike.setdefault(text, []).append(dataset.name)
+    for text, names in alike.items():
+        yield Notice("differing", f"{', '.join(names)}, {shots} shots: {text}")
+
+
+def _in_words(seeds: Iterable[Seed]) -> str:
+    return ", ".join(sorted(map(str, seeds), key=lambda seed: (len(seed), seed)))

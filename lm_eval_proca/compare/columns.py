@@ -1,0 +1,144 @@
+"""Columns of the tables: which results of a task may stand together.
+
+Results whose task version, template, limit, evaluated rows, estimate set size or choice of demonstrations differ are
+not comparable: each set of conditions becomes a column of its own, named by what differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from lm_eval_proca.compare.results import Conditions, Notice, Run, short_task_name
+from lm_eval_proca.metrics import grouped
+
+SHOWN_DUPLICATES = 5
+PAPER_ORDER = ("sst2", "sst5", "mr", "subj", "ap", "agnews", "dbpedia", "rte", "trec")
+
+
+@dataclass(frozen=True, order=True)
+class Dataset:
+    """A task under one set of conditions; ordered as in the paper's tables."""
+
+    position: int
+    name: str
+    task: str
+
+
+@dataclass(frozen=True, eq=False)
+class Measurement:
+    """The accuracy of one method in one run."""
+
+    run: Run
+    filter_name: str
+    dataset: Dataset
+
+    @property
+    def method(self) -> str:
+        return self.run.methods[self.filter_name]
+
+    @property
+    def accuracy(self) -> float:
+        return self.run.accuracy[self.filter_name]
+
+
+def measurements_of(runs: Iterable[Run]) -> tuple[list[Measurement], list[Notice]]:
+    """Every accuracy that counts, in its column; of several results that measure the same, the newest."""
+    measurements: list[Measurement] = []
+    notices: list[Notice] = []
+    for task, of_task in sorted(grouped(runs, lambda run: run.task).items()):
+        comparable = {run: _comparable_conditions(run, of_task) for run in of_task}
+        names, differing = _column_names(task, list(comparable.values()))
+        if differing:
+            notices.append(
+                Notice(
+                    "differing",
+                    f"Results of {task} differ in {', '.join(differing)}; they stand in separate columns: "
+                    f"{', '.join(names.values())}.",
+                )
+            )
+        short = short_task_name(task)
+        position = PAPER_ORDER.index(short) if short in PAPER_ORDER else len(PAPER_ORDER)
+        for run in of_task:
+            dataset = Dataset(position, names[comparable[run]], task)
+            measurements += [Measurement(run, filter_name, dataset) for filter_name in run.accuracy]
+        sizes = sorted({run.conditions.estimate_size for run in of_task if run.generated} - {None})  # type: ignore[type-var]
+        if len(sizes) > 1:
+            text = f"Generated estimate sets of {task} differ in size: {', '.join(map(str, sizes))} documents."
+            notices.append(Notice("differing", text))
+    kept, replaced = _newest(measurements)
+    return kept, notices + replaced
+
+
+def _comparable_conditions(run: Run, of_task: Sequence[Run]) -> Conditions:
+    """A generated estimate set stands beside the sampled one: its size is an outcome, not a setting."""
+    if not run.generated:
+        return run.conditions
+    unsized = run.conditions._replace(estimate_size=None)
+    sampled = {
+        other.conditions
+        for other in of_task
+        if not other.generated and other.conditions._replace(estimate_size=None) == unsized
+    }
+    return sampled.pop() if len(sampled) == 1 else unsized
+
+
+def _column_names(task: str, conditions: Sequence[Conditions]) -> tuple[dict[Conditions, str], list[str]]:
+    """A name per set of conditions, with as few differences in it as tell them apart; and all that differs."""
+    short = short_task_name(task)
+    distinct = list(dict.fromkeys(conditions))
+    says = {
+        "task version": lambda c: f"version {c.task_version}",
+        "limit": lambda c: "no limit" if c.limit is None else f"limit {c.limit:g}",
+        "estimate set size": lambda c: f"estimate {c.estimate_size or 'unknown'}",
+        "number of evaluated rows": lambda c: f"{c.eval_rows} rows",
+        "evaluated rows": lambda c: f"rows {(c.eval_hash or 'unknown')[:6]}",
+        "choice of demonstrations": lambda c: c.demonstrations or "demonstrations as drawn",
+        "template": lambda c: f"template {c.template}",
+    }
+    differing = {what: say for what, say in says.items() if len({say(c) for c in distinct}) > 1}
+    labels = dict.fromkeys(distinct, "")
+    for say in differing.values():
+        if len(set(labels.values())) < len(distinct):
+            labels = {c: f"{label}, {say(c)}" if label else say(c) for c, label in labels.items()}
+    return {c: f"{short} [{label}]" if label else short for c, label in labels.items()}, list(differing)
+
+
+def _newest(measurements: Iterable[Measurement]) -> tuple[list[Measurement], list[Notice]]:
+    by_measured = grouped(
+        measurements, lambda one: (one.run.model, one.dataset, one.run.shots, one.run.seed, one.method)
+    )
+    kept: list[Measurement] = []
+    replaced: dict[tuple[Run, Run], None] = {}
+    for competing in by_measured.values():
+        # Raw and contextual accuracy do not depend on the estimate set: the sampled run's stand for both.
+        sampled = [one for one in competing if not one.run.generated] or competing
+        *older, newest = sorted(sampled, key=lambda one: (one.run.date, str(one.run.file)))
+        kept.append(newest)
+        replaced |= {(newest.run, one.run): None for one in older}
+    notices = [Notice("duplicate", _why_replaced(newest, old)) for newest, old in replaced]
+    if len(notices) > SHOWN_DUPLICATES:
+        more = len(notices) - SHOWN_DUPLICATES
+        notices[SHOWN_DUPLICATES:] = [Notice("duplicate", f"{more} more results do not count, newer ones do.")]
+    return kept, notices
+
+
+def _why_replaced(newest: Run, old: Run) -> str:
+    differs = ["prompts"] * (newest.prompt_hash != old.prompt_hash)
+    differs += ["estimate rows"] * (newest.estimate_hash != old.estimate_hash)
+    return (
+        f"{newest.task}, {newest.shots} shots, seed {newest.seed} of {newest.model} was run more than once"
+        f"{' with different ' + ' and '.join(differs) if differs else ''}: {newest.file} is newer and counts, "
+        f"{old.file} does not."
+    )
+
+
+def averaged_datasets(measurements: Iterable[Measurement]) -> list[Dataset]:
+    """One column per task: the one with most models, then most runs, then the newest."""
+    of_dataset = grouped(measurements, lambda one: one.dataset)
+
+    def preference(dataset: Dataset) -> tuple[int, int, float]:
+        runs = [one.run for one in of_dataset[dataset]]
+        return len({run.model for run in runs}), len(runs), max(run.date for run in runs)
+
+    return sorted({dataset.task: dataset for dataset in sorted(of_dataset, key=preference)}.values())

@@ -1,0 +1,48 @@
+"""For people at a terminal."""
+
+from __future__ import annotations
+
+import io
+
+from rich import box
+from rich.console import Console
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from lm_eval_proca.compare.comparison import Report
+from lm_eval_proca.compare.tables import Entry, all_tables, caption_once
+
+NATURAL_WIDTH = 1000
+"""Wider than any table: nothing is folded when the output is a file or a pipe."""
+
+
+def render(report: Report, width: int | None = None, color: bool = False) -> str:
+    """Tables as wide as they need to be, or folded to `width`."""
+    target = io.StringIO()
+    console = Console(file=target, width=width or NATURAL_WIDTH, force_terminal=color, highlight=False)
+    words = width or 120
+    for table, caption in caption_once(all_tables(report)):
+        drawn = RichTable(
+            title=Text(table.title, style="bold"), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False
+        )
+        for name, is_number in zip(table.columns, table.numeric, strict=True):
+            drawn.add_column(Text(name), justify="right" if is_number else "left", overflow="fold")
+        for row in table.rows:
+            drawn.add_row(*(_text(entry, color) for entry in row))
+        console.print(drawn)
+        if caption:
+            console.print(Text(caption, style="dim"), width=words)
+            console.print()
+    for notice in report.notices:
+        console.print(Text.assemble((f"{notice.kind}: ", "bold yellow"), notice.text), width=words)
+    return target.getvalue()
+
+
+def _text(entry: Entry, color: bool) -> Text:
+    best_without_bold = entry.bold and not color
+    text = Text(f"*{entry.text}" if best_without_bold else entry.text, style="bold" if entry.bold else "")
+    if entry.spread:
+        text.append(f" ±{entry.spread}", style="not bold dim")
+    if entry.note:
+        text.append(f" {entry.note}", style="not bold")
+    return text

@@ -1,0 +1,217 @@
+"""The leaderboard of one number of shots: ranks, gains, wins and losses, and how the order of models changes.
+
+Nothing is compared over different seeds. Averages, and with them ranks and orders, are over the seeds that all models
+have; a gain, a win or a loss is over the seeds that its two sides have, and so is its test.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+import numpy as np
+
+from lm_eval_proca.compare.blocks import RAW_METHOD, Accuracy, Average, Block, common_seeds
+from lm_eval_proca.compare.columns import Dataset, Measurement
+from lm_eval_proca.metrics import PairedTest, holm, kendall_tau, mean, on_common_seeds, paired_test
+from lm_eval_proca.runs.sample_logs import Correct
+
+LEVEL = 0.05
+
+K = TypeVar("K")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A against B on one dataset, over the seeds that both have; `test` is None where documents are not logged."""
+
+    dataset: Dataset
+    difference: float
+    test: PairedTest | None
+    p_holm: float | None = None
+
+    @property
+    def significant(self) -> bool:
+        return self.p_holm is not None and self.p_holm < LEVEL
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Wins and losses over comparisons; the significant ones are None where a test is missing."""
+
+    wins: int
+    losses: int
+    significant_wins: int | None
+    significant_losses: int | None
+
+    @classmethod
+    def of(cls, comparisons: Sequence[Comparison]) -> Tally:
+        tested = all(one.test is not None for one in comparisons)
+        return cls(
+            wins=sum(one.difference > 0 for one in comparisons),
+            losses=sum(one.difference < 0 for one in comparisons),
+            significant_wins=sum(one.significant and one.difference > 0 for one in comparisons) if tested else None,
+            significant_losses=sum(one.significant and one.difference < 0 for one in comparisons) if tested else None,
+        )
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One model under one method."""
+
+    model: str
+    method: str
+    average: Average
+    rank: int | None = None
+    model_rank: int | None = None
+    gain: float | None = None
+    against_raw: Sequence[Comparison] = ()
+    against_models: Mapping[str, Sequence[Comparison]] = field(default_factory=dict)
+
+    @property
+    def raw_tally(self) -> Tally | None:
+        return Tally.of(self.against_raw) if self.against_raw else None
+
+    @property
+    def model_tally(self) -> Tally | None:
+        comparisons = list(itertools.chain.from_iterable(self.against_models.values()))
+        return Tally.of(comparisons) if comparisons else None
+
+
+@dataclass(frozen=True)
+class OrderChange:
+    """The models from best to worst, raw and under one method, and Kendall's tau-b between the two.
+
+    Models with equal averages share a place.
+    """
+
+    method: str
+    raw_order: Sequence[Sequence[str]]
+    order: Sequence[Sequence[str]]
+    tau: float | None
+
+
+@dataclass(frozen=True)
+class Leaderboard:
+    shots: int
+    datasets: Sequence[Dataset]
+    standings: Sequence[Standing]
+    order_changes: Sequence[OrderChange]
+
+
+CorrectOf = Callable[[Measurement], "Correct | None"]
+
+
+def leaderboard(blocks: Sequence[Block], correct_of: CorrectOf) -> Leaderboard:
+    """Rank the models of `blocks`, all of one number of shots. Only complete averages have a rank."""
+    seeds = common_seeds(blocks)
+    averages = {(block.model, method): block.average(method, seeds) for block in blocks for method in block.methods}
+    means = {key: average.mean for key, average in averages.items() if average.mean is not None}
+    against_raw = _adjusted(
+        {
+            (block.model, method): _compare((block, method), (block, RAW_METHOD), correct_of)
+            for block in blocks
+            for method in block.methods
+            if method != RAW_METHOD
+        }
+    )
+    against_models = _against_models(blocks, correct_of)
+    standings = []
+    for (model, method), average in averages.items():
+        own = means.get((model, method))
+        gains = [one.difference for one in against_raw.get((model, method), ())]
+        standings.append(
+            Standing(
+                model=model,
+                method=method,
+                average=average,
+                rank=_rank(own, means.values()),
+                model_rank=_rank(own, (value for (_, other), value in means.items() if other == method)),
+                gain=mean(gains) if len(gains) == len(blocks[0].averaged) else None,
+                against_raw=against_raw.get((model, method), ()),
+                against_models=against_models.get((model, method), {}),
+            )
+        )
+    standings.sort(key=lambda standing: (standing.rank or math.inf, standing.model, standing.method))
+    methods = dict.fromkeys(method for block in blocks for method in block.methods if method != RAW_METHOD)
+    changes = [change for method in methods if (change := _order_change(method, means)) is not None]
+    return Leaderboard(blocks[0].shots, blocks[0].averaged, standings, changes)
+
+
+def _rank(mean: float | None, all_means: Iterable[float]) -> int | None:
+    return None if mean is None else 1 + sum(other > mean for other in all_means)
+
+
+def _order_change(method: str, means: Mapping[tuple[str, str], float]) -> OrderChange | None:
+    models = [model for model, of in means if of == method and (model, RAW_METHOD) in means]
+    if len(models) < 2:
+        return None
+    raw = [means[model, RAW_METHOD] for model in models]
+    calibrated = [means[model, method] for model in models]
+    return OrderChange(method, _best_first(models, raw), _best_first(models, calibrated), kendall_tau(raw, calibrated))
+
+
+def _best_first(models: Sequence[str], means: Sequence[float]) -> list[list[str]]:
+    places: dict[float, list[str]] = {}
+    for average, model in sorted(zip(means, models, strict=True), key=lambda pair: (-pair[0], pair[1])):
+        places.setdefault(average, []).append(model)
+    return list(places.values())
+
+
+def _against_models(
+    blocks: Sequence[Block], correct_of: CorrectOf
+) -> dict[tuple[str, str], dict[str, list[Comparison]]]:
+    found = {
+        (a.model, b.model, method): _compare((a, method), (b, method), correct_of)
+        for a, b in itertools.combinations(blocks, 2)
+        for method in a.methods
+        if method in b.methods
+    }
+    both_ways: dict[tuple[str, str], dict[str, list[Comparison]]] = {}
+    for (model, other, method), comparisons in _adjusted(found).items():
+        if comparisons:
+            both_ways.setdefault((model, method), {})[other] = comparisons
+            both_ways.setdefault((other, method), {})[model] = [_mirrored(one) for one in comparisons]
+    return both_ways
+
+
+def _compare(a: tuple[Block, str], b: tuple[Block, str], correct_of: CorrectOf) -> list[Comparison]:
+    """A block's method against another's, on every averaged dataset for which they have a seed in common."""
+    comparisons = []
+    for dataset in a[0].averaged:
+        of_a, of_b = (block.accuracies.get((method, dataset)) for block, method in (a, b))
+        difference = on_common_seeds(of_a.values, of_b.values) if of_a and of_b else None
+        if of_a and of_b and difference is not None:
+            comparisons.append(Comparison(dataset, difference, _test(of_a, of_b, correct_of)))
+    return comparisons
+
+
+def _test(a: Accuracy, b: Accuracy, correct_of: CorrectOf) -> PairedTest | None:
+    answers: list[tuple[np.ndarray, np.ndarray]] = []
+    documents: set[str] = set()
+    for seed in set(a.by_seed) & set(b.by_seed):
+        of_a, of_b = a.by_seed[seed], b.by_seed[seed]
+        correct_a, correct_b = correct_of(of_a), correct_of(of_b)
+        if correct_a is None or correct_b is None:
+            return None
+        documents |= {correct_a.documents, correct_b.documents}
+        answers.append((correct_a.by_filter[of_a.filter_name], correct_b.by_filter[of_b.filter_name]))
+    return paired_test(*map(np.stack, zip(*answers, strict=True))) if len(documents) == 1 else None
+
+
+def _mirrored(one: Comparison) -> Comparison:
+    test = one.test and one.test._replace(better=one.test.worse, worse=one.test.better)
+    return replace(one, difference=-one.difference, test=test)
+
+
+def _adjusted(families: Mapping[K, Sequence[Comparison]]) -> dict[K, list[Comparison]]:
+    """All comparisons of one kind in a leaderboard are one family for Holm."""
+    p_values = [one.test.p_value for comparisons in families.values() for one in comparisons if one.test]
+    adjusted = iter(holm(p_values))
+    return {
+        key: [replace(one, p_holm=next(adjusted) if one.test else None) for one in comparisons]
+        for key, comparisons in families.items()
+    }

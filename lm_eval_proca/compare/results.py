@@ -1,0 +1,399 @@
+"""Reading result folders: the `results_*.json` files of `lm_eval --output_path` and of sweeps.
+
+Everything in such a file was written by someone else: a file that cannot be used is named and skipped, and names
+lose their control characters before they reach a terminal or a page.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lm_eval_proca.calibration.registry import CALIBRATORS, get_calibrator
+from lm_eval_proca.compare.preferences import LabelCounts, add_label_counts, read_label_counts
+from lm_eval_proca.errors import ResultsError
+from lm_eval_proca.runs.output_folder import (
+    ACCURACY,
+    evaluated,
+    leaves,
+    mapping,
+    or_skipped,
+    printable,
+    read_document,
+    record_of,
+    result_files,
+    samples_file,
+)
+from lm_eval_proca.scores.fitting import RAW
+from lm_eval_proca.scores.identity import BACKEND, IDENTITY_FILE, Part, digest, model_identity, weights_and_rest
+
+OF_THE_PROMPT = (
+    "description", "doc_to_text", "doc_to_target", "doc_to_choice", "process_docs", "target_delimiter",
+    "fewshot_delimiter", "fewshot_config", "gen_prefix",
+)  # fmt: skip
+"""What a task's configuration says about its prompts and labels, apart from the rows."""
+
+
+class Conditions(NamedTuple):
+    """What must agree before two results of a task may be averaged or compared. None: not recorded."""
+
+    task_version: str | None
+    limit: float | None
+    eval_rows: int | None
+    eval_hash: str | None
+    estimate_size: int | None
+    demonstrations: str | None = None  # None: drawn whatever their labels, in the order of the draw
+    template: str | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One task in one results file: one model, one prompt, the accuracy under every filter."""
+
+    file: Path
+    date: float
+    model: str
+    arguments: Mapping[str, Any]
+    task: str
+    shots: int
+    seed: int | None
+    accuracy: Mapping[str, float]
+    conditions: Conditions
+    generated: bool
+    prompt_hash: str | None
+    estimate_hash: str | None
+    methods: Mapping[str, str]
+    """What the tables call each filter."""
+    parameters: Mapping[str, str]
+    label_counts: Mapping[str, LabelCounts]
+    warnings: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """What each fit said against itself, by filter."""
+    members: tuple[str, ...] = ()
+    """The tasks of a group, whose average this is."""
+
+    @property
+    def samples_files(self) -> list[Path]:
+        """Where `--log_samples` put the documents of this run."""
+        return [samples_file(self.file, task) for task in self.members or (self.task,)]
+
+
+class Notice(NamedTuple):
+    """One sentence a reader of the tables must know; `damaged` ones also change the exit status."""
+
+    kind: str
+    text: str
+
+
+@dataclass
+class Results:
+    """All usable runs under some folders."""
+
+    runs: list[Run] = field(default_factory=list)
+    notices: list[Notice] = field(default_factory=list)
+
+
+def read_results(
+    folders: Iterable[str | Path],
+    tasks: Iterable[str] = ("*",),
+    *,
+    groups: bool = False,
+    documents: Mapping[Path, Any] | None = None,
+) -> Results:
+    """Read every result under `folders`, keeping tasks whose name, long or short, matches one of `tasks`.
+
+    With `groups`, a group that has an accuracy stands in place of its tasks; `documents` stand in place of files.
+    """
+    results = Results()
+    patterns = list(tasks)
+    without_calibration: Counter[str] = Counter()
+    for file in result_files(folders):
+        try:
+            document = (documents or {}).get(file) or read_document(file)
+            with or_skipped(file):
+                runs, only_raw = _runs_of(file, document)
+                runs = _with_groups(document, runs) if groups else runs
+        except ResultsError as error:
+            results.notices.append(Notice("damaged", str(error)))
+            continue
+        results.runs += runs
+        without_calibration.update(only_raw)
+    names = {run.task for run in results.runs} | set(without_calibration)
+    wanted = _matching(names, patterns, results.notices)
+    results.runs = _told_apart([run for run in results.runs if run.task in wanted])
+    results.notices += [
+        Notice(
+            "left out", f"{task} was left out, {count} times: it has no calibrated accuracy, only '{ACCURACY},{RAW}'."
+        )
+        for task, count in without_calibration.items()
+        if task in wanted
+    ]
+    if not results.runs:
+        raise _nothing_to_compare(
+            "No result with a calibrated accuracy to compare; run `lm_eval --tasks proca_sst2 --output_path DIR "
+            "--log_samples` first, or check the folders and --tasks.",
+            results.notices,
+        )
+    return results
+
+
+def short_task_name(task: str) -> str:
+    """What the tables call a task."""
+    return task.removeprefix("proca_")
+
+
+def matches(task: str, patterns: Iterable[str]) -> bool:
+    """Whether one of the patterns is for this task, by its long or its short name."""
+    return any(fnmatchcase(task, pattern) or fnmatchcase(short_task_name(task), pattern) for pattern in patterns)
+
+
+def _matching(names: Iterable[str], patterns: Iterable[str], notices: list[Notice]) -> set[str]:
+    """The names that are asked for; a pattern that matches none of them is said."""
+    found = {pattern: {name for name in names if matches(name, [pattern])} for pattern in patterns}
+    unmatched = ", ".join(repr(pattern) for pattern, matching in found.items() if not matching)
+    if names and unmatched:
+        text = f"No task matches {unmatched}; there are: {', '.join(sorted(map(short_task_name, names)))}."
+        if not any(found.values()):
+            raise _nothing_to_compare(text, notices)
+        notices.append(Notice("missing", text))
+    return set().union(*found.values())
+
+
+def _nothing_to_compare(text: str, notices: Iterable[Notice]) -> ResultsError:
+    """What was skipped may be what was wanted."""
+    return ResultsError(" ".join([text, *(notice.text for notice in notices)]))
+
+
+def _runs_of(file: Path, document: Any) -> tuple[list[Run], list[str]]:
+    """The runs of one results file, and the names of tasks that only have a raw accuracy."""
+    config = _object(document, "config")
+    runs, without_calibration = [], []
+    model, arguments = _model_of(file, document, config)
+    # Groups are in `results` too, but only tasks have a configuration.
+    for task, task_config in document["configs"].items():
+        if task not in document["results"]:
+            raise ResultsError(f"the results of task {printable(task)} are missing")
+        accuracy = dict(_accuracies(task, document["results"][task]))
+        if not set(accuracy) - {RAW}:
+            without_calibration += [printable(task)] if accuracy else []
+            continue
+        version, proca = mapping(task_config, "metadata").get("version"), record_of(task_config)
+        generated = str(proca.get("estimate_source")).startswith(("file:", "generated:"))
+        runs.append(
+            Run(
+                file=file,
+                date=_number(document.get("date")) or file.stat().st_mtime,
+                model=model,
+                arguments=arguments,
+                task=printable(task),
+                shots=int(_number(proca.get("num_fewshot", task_config.get("num_fewshot"))) or 0),
+                seed=_integer(proca.get("seed", config.get("fewshot_seed"))),
+                accuracy=accuracy,
+                conditions=Conditions(
+                    task_version=_text(mapping(document, "versions").get(task, version)),
+                    limit=_number(proca.get("limit", config.get("limit"))),
+                    eval_rows=_integer(proca.get("eval_rows", evaluated(document, task))),
+                    eval_hash=_text(proca.get("eval_hash")),
+                    estimate_size=_integer(proca.get("estimate_size")),
+                    demonstrations=_chosen_demonstrations(proca),
+                    template=_digest_of_template(task_config),
+                ),
+                generated=generated,
+                prompt_hash=_text(proca.get("prompt_hash")),
+                estimate_hash=_text(proca.get("estimate_hash")),
+                methods={name: _method_name(name, task_config, generated) for name in accuracy},
+                parameters={name: _parameters(name, task_config) for name in accuracy if name != RAW},
+                label_counts=read_label_counts(proca, accuracy),
+                warnings=_warnings(mapping(proca, "fits"), accuracy),
+            )
+        )
+    return runs, without_calibration
+
+
+def _warnings(fits: Mapping[str, Any], filters: Iterable[str]) -> dict[str, list[str]]:
+    said = {name: mapping(fits, name).get("warnings") for name in filters}
+    return {name: [printable(one) for one in some] for name, some in said.items() if some and isinstance(some, list)}
+
+
+def _with_groups(document: Mapping[str, Any], runs: Sequence[Run]) -> list[Run]:
+    """The outermost groups in place of their tasks, where all of those are there and alike in shots and seed."""
+    by_task = {run.task: run for run in runs}
+    subtasks = mapping(document, "group_subtasks")
+    inner = {child for children in subtasks.values() for child in children}
+    for group in subtasks:
+        members = [by_task.get(task) for task in leaves(subtasks, group)]
+        accuracy = dict(_accuracies(group, document["results"].get(group) or {}))
+        known = [run for run in members if run is not None]
+        alike = len({(run.shots, run.seed) for run in known}) == 1 and len(known) == len(members)
+        if group in inner or group in by_task or not alike or not set(accuracy) - {RAW}:
+            continue
+        for run in known:
+            by_task.pop(run.task, None)
+        by_task[group] = _group_run(group, known, accuracy, mapping(document, "versions").get(group))
+    return list(by_task.values())
+
+
+def _group_run(group: str, members: Sequence[Run], accuracy: Mapping[str, float], version: Any) -> Run:
+    conditions = [run.conditions for run in members]
+    rows = [one.eval_rows for one in conditions if one.eval_rows is not None]
+    hashes = [one.eval_hash for one in conditions]
+    return replace(
+        members[0],
+        task=printable(group),
+        accuracy=accuracy,
+        conditions=conditions[0]._replace(
+            task_version=_text(version),
+            eval_rows=sum(rows) if len(rows) == len(members) else None,
+            eval_hash=None if None in hashes else digest(hashes),
+            template=digest([one.template for one in conditions], 6),
+        ),
+        prompt_hash=digest([run.prompt_hash for run in members]),
+        estimate_hash=digest([run.estimate_hash for run in members]),
+        label_counts=add_label_counts([run.label_counts for run in members]),
+        warnings={},
+        members=tuple(run.task for run in members),
+    )
+
+
+def _digest_of_template(task_config: Mapping[str, Any]) -> str:
+    said = [str(task_config.get(key)) for key in OF_THE_PROMPT]
+    return digest([re.sub(r" at 0x[0-9a-f]+", "", text) for text in said], 6)  # addresses change from run to run
+
+
+def _accuracies(task: str, values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    for key, value in values.items():
+        metric, _, name = key.partition(",")
+        if metric == ACCURACY and name:
+            accuracy = _number(value)
+            if accuracy is None or not 0 <= accuracy <= 1:
+                raise ResultsError(f"{key} of task {printable(task)} is {value!r}, not an accuracy")
+            yield printable(name), accuracy
+
+
+def _method_name(filter_name: str, task_config: Mapping[str, Any], generated: bool) -> str:
+    """`none` is raw; what was fitted on rows that the model wrote is the paper's `-g`."""
+    if filter_name == RAW:
+        return "raw"
+    functions = {str(step.get("function")) for step in _steps(filter_name, task_config)}
+    fitted_on_estimate = any(get_calibrator(name).fits_on == "estimate" for name in functions & set(CALIBRATORS))
+    return f"{filter_name}-g" if generated and fitted_on_estimate else filter_name
+
+
+def _parameters(filter_name: str, task_config: Mapping[str, Any]) -> str:
+    steps = _steps(filter_name, task_config)
+    given = [f"{key}={step[key]}" for step in steps for key in sorted(step) if key != "function"]
+    return printable(", ".join(given)) or "default parameters"
+
+
+def _steps(filter_name: str, task_config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    for entry in task_config.get("filter_list") or []:
+        if isinstance(entry, dict) and entry.get("name") == filter_name:
+            return [step for step in entry.get("filter") or [] if isinstance(step, dict)]
+    return [{"function": filter_name}]
+
+
+def _model_of(file: Path, document: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[str, Part]:
+    """The name of the weights, and whatever else makes them another model.
+
+    A cell of a sweep says so itself, since its results do not show that a key was left out.
+    """
+    beside = file.parent / IDENTITY_FILE
+    if beside.is_file():
+        model = _object(json.loads(beside.read_text(encoding="utf-8")), "model")
+    else:
+        args = config.get("model_args")
+        if isinstance(args, str):
+            args = dict(pair.split("=", 1) for pair in args.split(",") if "=" in pair)
+        # Without arguments, lm-eval was given a loaded model: what it says about that is all there is.
+        args = args or {key: value for key, value in config.items() if key.startswith("model_") and value}
+        model = model_identity(args if isinstance(args, dict) else {}, str(config.get("model")))
+    weights, arguments = weights_and_rest(model)
+    weights = str(weights or config.get("model") or "unknown model")
+    if arguments.get("gguf_file"):
+        weights = f"{weights.rstrip('/')}/{arguments.pop('gguf_file')}"
+    for key in ("chat_template_sha", "system_instruction_sha"):
+        if document.get(key):
+            arguments[key] = str(document[key])[:6]
+    return weights, arguments
+
+
+def _told_apart(runs: Sequence[Run]) -> list[Run]:
+    """The runs with names of models: the weights, and the arguments in which models of the same weights differ.
+
+    Likewise a method and the parameters of its filter, where they differ.
+    """
+    alike: dict[str, dict[str, Mapping[str, Any]]] = {}
+    variants: dict[str, set[str]] = {}
+    for run in runs:
+        alike.setdefault(run.model, {})[digest(run.arguments)] = run.arguments
+        for name, given in run.parameters.items():
+            variants.setdefault(run.methods[name], set()).add(given)
+    named = []
+    for run in runs:
+        others = alike[run.model].values()
+        details = [
+            str(value) if key == BACKEND else f"{key}={value}"
+            for key, value in sorted(run.arguments.items())
+            if any(other.get(key) != value for other in others)
+        ]
+        name = f"{run.model} ({', '.join(details)})" if details else run.model
+        methods = {
+            one: f"{method} ({run.parameters[one]})" if len(variants.get(method, ())) > 1 else method
+            for one, method in run.methods.items()
+        }
+        named.append(replace(run, model=printable(name), methods=methods))
+    return named
+
+
+def short_model_names(names: Iterable[str]) -> dict[str, str]:
+    """Paths cut to their last part, where that leaves no two models with one name."""
+    names = sorted(set(names))
+    short = {name: _without_folders(name) for name in names}
+    taken = list(short.values())
+    return {name: cut if taken.count(cut) == 1 else name for name, cut in short.items()}
+
+
+def _without_folders(name: str) -> str:
+    weights, bracket, details = name.partition(" (")
+    if weights.startswith(("/", ".", "~")) or weights.endswith(".gguf"):
+        weights = weights.rstrip("/").rpartition("/")[2] or weights
+    return weights.removesuffix(".gguf") + bracket + details
+
+
+def _object(document: Any, key: str) -> dict[str, Any]:
+    value = document.get(key) if isinstance(document, dict) else None
+    if not isinstance(value, dict):
+        raise ResultsError(f"it has no object '{key}', so it is not a result of lm-eval")
+    return value
+
+
+def _number(value: Any) -> float | None:
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _integer(value: Any) -> int | None:
+    return None if (number := _number(value)) is None else int(number)
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else printable(str(value))
+
+
+def _chosen_demonstrations(proca: Mapping[str, Any]) -> str | None:
+    """How an ablation chose its demonstrations, in words."""
+    counts, order = proca.get("demonstration_counts"), _integer(proca.get("order_seed"))
+    words = [f"demonstrations {'/'.join(map(str, counts))}"] if isinstance(counts, list) else []
+    words += [f"order {order}"] if order is not None else []
+    return ", ".join(words) or None

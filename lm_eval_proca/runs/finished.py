@@ -1,0 +1,187 @@
+"""Finished runs of `lm_eval --log_samples`: every fixed-label task of a results file, calibrated from its sample log.
+
+One task is read, cross-fitted, measured and written before the next, so memory holds the scores of one sample log.
+What lm-eval measured stays as it is; calibrated rows come beside it.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lm_eval_proca import __version__
+from lm_eval_proca.calibration.base import Calibrator
+from lm_eval_proca.calibration.registry import CALIBRATORS
+from lm_eval_proca.errors import ScoreTableError
+from lm_eval_proca.files import replacing
+from lm_eval_proca.metrics import accuracy, confusion, standard_error
+from lm_eval_proca.runs.groups import RECALL_SD, SAME, STDERR, add_group_rows, lower_is_better
+from lm_eval_proca.runs.output_folder import ACCURACY, evaluated, mapping, read_document, record_of, samples_file
+from lm_eval_proca.runs.sample_logs import Correct, document_hash, first_lines, read_samples, with_filter
+from lm_eval_proca.scores.fitting import RAW, Fit, accuracy_of, fit_all, label_biases, predictions
+from lm_eval_proca.scores.score_table import ScoreTable
+
+CALIBRATED_IN_RUN = "calibrated by the run itself"
+NO_CHOICES = "they do not score choices"
+
+
+class Skipped(NamedTuple):
+    """A task without calibrated rows. `damaged`: its files are not what lm-eval wrote."""
+
+    task: str
+    reason: str
+    damaged: bool
+
+
+@dataclass(frozen=True)
+class CalibratedRun:
+    """A results file of lm-eval with calibrated rows in it, and what has none.
+
+    `unchanged` are tasks that cannot be calibrated as their configuration says, or need not be, by reason; `skipped`
+    are those that seemed possible and were not; `failures` are the calibrators of a task that were not, by reason.
+    """
+
+    file: Path
+    document: dict[str, Any]
+    calibrated: list[str] = field(default_factory=list)
+    unchanged: dict[str, list[str]] = field(default_factory=dict)
+    skipped: list[Skipped] = field(default_factory=list)
+    failures: dict[str, dict[str, list[str]]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class FittedTask:
+    """One task of a results file: its scores, and what the calibrators make of them."""
+
+    name: str
+    samples: Path
+    table: ScoreTable
+    fits: Mapping[str, Fit]
+
+
+def why_unchanged(document: Mapping[str, Any], task: str) -> str | None:
+    """Why a task of a results file is left as it is, before its samples are looked at."""
+    metrics, config = document["results"].get(task, {}), document["configs"][task]
+    if any(f"{ACCURACY},{name}" in metrics for name in CALIBRATORS) or record_of(config).get("fits"):
+        return CALIBRATED_IN_RUN
+    return None if config.get("output_type", "multiple_choice") == "multiple_choice" and metrics else NO_CHOICES
+
+
+def calibrate_run(
+    file: Path,
+    calibrators: Mapping[str, Calibrator],
+    *,
+    wanted: Callable[[str], bool] = lambda task: True,
+    keep: Callable[[FittedTask], None] = lambda task: None,
+    done: Callable[[], None] = lambda: None,
+) -> CalibratedRun:
+    """Calibrate the wanted tasks of a results file, then its groups.
+
+    `keep` is given each task before the next is read; `done` is called after each sample log.
+    """
+    run = CalibratedRun(file, read_document(file))
+    confusions: dict[str, dict[str, np.ndarray]] = {}
+    for name in filter(wanted, run.document["configs"]):
+        if (reason := why_unchanged(run.document, name)) is not None:
+            run.unchanged.setdefault(reason, []).append(name)
+            continue
+        table = _read(file, run.document, name)
+        if isinstance(table, Skipped):
+            run.skipped.append(table)
+        else:
+            fits, failures = fit_all(table, calibrators)
+            task = FittedTask(name, samples_file(file, name), table, fits)
+            confusions[name] = _add_rows(run, task, failures)
+            keep(task)
+        done()
+    run.notes.extend(add_group_rows(run.document, confusions))
+    return run
+
+
+def write_samples(task: FittedTask, target: Path) -> None:
+    """lm-eval's sample log, and then one line per document for every calibrator."""
+    gold = task.table.gold_of("eval")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(target) as unfinished, unfinished.open("wb") as written:
+        with task.samples.open("rb") as lines:
+            shutil.copyfileobj(lines, written)
+        for name, fit in task.fits.items():
+            right = np.argmax(fit.log_proba, axis=1) == gold
+            for row, line in _lines(task):
+                written.write(with_filter(line, name, fit.log_proba[row], bool(right[row])))
+
+
+def answers(task: FittedTask) -> Correct:
+    """Of such a log only what a comparison reads: id and hash of every document; by filter, right or wrong."""
+    gold = task.table.gold_of("eval")
+    hashes = {row: document_hash(line) for row, line in _lines(task)}
+    documents = [(index, hashes[row]) for row, index in enumerate(task.table.index_of("eval").tolist())]
+    return Correct.of(documents, {name: predicted == gold for name, _, predicted in predictions(task.table, task.fits)})
+
+
+def _lines(task: FittedTask) -> Iterator[tuple[int, bytes]]:
+    """One line of each document; lines are in the order of the table, fits in that of the documents."""
+    rows = np.argsort(np.argsort(task.table.index, kind="stable"), kind="stable")
+    yield from zip(rows.tolist(), (line for _, line in first_lines(task.samples)), strict=True)
+
+
+def _read(file: Path, document: Mapping[str, Any], task: str) -> ScoreTable | Skipped:
+    path = samples_file(file, task)
+    if not path.is_file():
+        return Skipped(task, f"there is no {path.name} beside {file} (run lm_eval with --log_samples)", damaged=True)
+    shots = (document.get("n-shot") or {}).get(task)
+    try:
+        table = read_samples(path, {"task": task, "model": document.get("model_name"), "num_fewshot": shots})
+    except ScoreTableError as error:
+        return Skipped(task, str(error).rstrip("."), damaged=True)
+    if table.metadata["labels_are_positions"]:
+        return Skipped(task, "its choices differ from document to document, or from input to input", damaged=False)
+    expected, found = evaluated(document, task), len(table.index)
+    if expected not in (None, found):
+        return Skipped(task, f"{path} holds {found} of {expected} documents; it was cut", damaged=True)
+    logged = accuracy_of(table)
+    measured = document["results"][task].get(f"{ACCURACY},{RAW}", logged)
+    if not isinstance(measured, (int, float)) or not math.isclose(logged, measured, abs_tol=SAME):
+        return Skipped(task, f"{path} does not give the accuracy of {file}", damaged=True)
+    return table
+
+
+def _add_rows(run: CalibratedRun, task: FittedTask, failures: Mapping[str, str]) -> dict[str, np.ndarray]:
+    """Put the numbers of a task into the document; its confusions by filter."""
+    metrics, config = run.document["results"][task.name], run.document["configs"][task.name]
+    gold = task.table.gold_of("eval")
+    bias, confusions = label_biases(task.table, task.fits), {}
+    for name, _, predicted in predictions(task.table, task.fits):
+        if name != RAW:
+            metrics[f"{ACCURACY},{name}"] = accuracy(gold, predicted)
+            metrics[f"{STDERR},{name}"] = standard_error(predicted == gold)
+        metrics[f"{RECALL_SD},{name}"] = bias[name]["recall_sd"]
+        confusions[name] = confusion(gold, predicted, len(task.table.labels))
+    lower_is_better(run.document, task.name)
+    config["metadata"] = {
+        **mapping(config, "metadata"),
+        "proca": {
+            "calibrated_by": f"lm-eval-proca {__version__} calibrate",
+            "labels": task.table.labels,
+            "eval_rows": len(gold),
+            "folds": max((fit.folds for fit in task.fits.values()), default=None),
+            "fits": {name: fit.calibrator.fit_report() for name, fit in task.fits.items()},
+            "not_calibrated": dict(failures),
+            "bias": bias,
+        },
+    }
+    if task.fits:
+        run.calibrated.append(task.name)
+    if (reason := task.table.not_finite()) is not None:
+        run.skipped.append(Skipped(task.name, reason, damaged=True))
+    else:
+        for name, reason in failures.items():
+            run.failures.setdefault(reason, {}).setdefault(task.name, []).append(name)
+    return confusions

@@ -1,0 +1,121 @@
+"""Files that hold label scores: score tables, lm-eval's sample logs, and plain matrices as CSV or JSON Lines."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lm_eval_proca.errors import ScoreTableError
+from lm_eval_proca.runs.output_folder import visible_files
+from lm_eval_proca.runs.sample_logs import read_samples
+from lm_eval_proca.scores.score_table import ScoreTable
+
+
+class NewScores(NamedTuple):
+    """What a calibrator is applied to: scores (documents, labels), and what else their file holds."""
+
+    scores: np.ndarray
+    labels: list[str] | None = None
+    origin: Mapping[str, Any] = {}
+    representations: np.ndarray | None = None
+
+
+def find_score_tables(paths: Iterable[str | Path]) -> list[Path]:
+    """The files named, and every score table inside the folders named (of `proca.scores_dir` or of a sweep)."""
+    found: list[Path] = []
+    for path in map(Path, paths):
+        if not path.exists():
+            raise ScoreTableError(f"There is no file or folder {path}.")
+        if not path.is_dir():
+            found.append(path)
+            continue
+        inside = visible_files(path, "*.parquet")  # a sweep fills a cell in a hidden folder before it is whole
+        if not inside:
+            raise ScoreTableError(
+                f"There is no score table (*.parquet) in {path}; write them with --metadata proca.scores_dir=DIR."
+            )
+        found += inside
+    return found
+
+
+def read_run(path: str | Path) -> ScoreTable:
+    """A score table, or lm-eval's `samples_*.jsonl`."""
+    path = Path(path)
+    if path.suffix not in (".parquet", ".jsonl"):
+        raise ScoreTableError(
+            f"{path} is neither a score table (.parquet, of --metadata proca.scores_dir=DIR) nor a sample log of "
+            f"lm-eval (samples_*.jsonl, of --log_samples)."
+        )
+    return ScoreTable.load(path) if path.suffix == ".parquet" else read_samples(path)
+
+
+def read_scores(path: str | Path) -> NewScores:
+    """Scores to apply a calibrator to.
+
+    The evaluation rows of a score table or a sample log; or one document per line, one log-likelihood per label: as
+    CSV under a header with the label words, or as JSON Lines with a list of numbers each.
+    """
+    path = Path(path)
+    if path.suffix == ".csv":
+        return NewScores(*_read_csv(path))
+    if path.suffix == ".jsonl" and _first_line(path).startswith("["):
+        return NewScores(_read_lists(path))
+    table = read_run(path)
+    if problem := table.not_finite(("eval",)):
+        raise ScoreTableError(f"{path} cannot be calibrated. {problem}; score again, e.g. in another dtype.")
+    return NewScores(table.scores_of("eval"), table.labels, table.origin, table.representations_of("eval"))
+
+
+def _read_csv(path: Path) -> tuple[np.ndarray, list[str]]:
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as lines:  # spreadsheets begin a file with a mark
+            header, *rows = [row for row in csv.reader(lines) if row] or [[]]
+    except OSError as error:
+        raise ScoreTableError(f"Cannot read {path} ({error.strerror}).") from error
+    if not header or all(map(_is_number, header)):
+        raise ScoreTableError(f"{path} must begin with a line of label words, in the order of the score columns.")
+    return _matrix(rows, len(header), path, first_line=2), header
+
+
+def _read_lists(path: Path) -> np.ndarray:
+    rows = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise ScoreTableError(f"line {number} of {path} is not JSON.") from error
+        if not isinstance(row, list):
+            raise ScoreTableError(f"line {number} of {path} is not a list of numbers, one per label.")
+        rows.append(row)
+    return _matrix(rows, len(rows[0]), path, first_line=1)
+
+
+def _matrix(rows: Sequence[Sequence[object]], labels: int, path: Path, *, first_line: int) -> np.ndarray:
+    for number, row in enumerate(rows, start=first_line):
+        if len(row) != labels or not all(map(_is_number, row)):
+            raise ScoreTableError(f"line {number} of {path} has not {labels} finite numbers, one per label.")
+    if not rows:
+        raise ScoreTableError(f"{path} holds no scores.")
+    return np.array(rows, dtype=np.float64)
+
+
+def _is_number(value: object) -> bool:
+    try:
+        return not isinstance(value, bool) and bool(np.isfinite(float(value)))  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return False
+
+
+def _first_line(path: Path) -> str:
+    try:
+        with path.open(encoding="utf-8") as lines:
+            return lines.readline().lstrip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ScoreTableError(f"Cannot read {path} ({error}).") from error

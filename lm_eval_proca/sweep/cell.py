@@ -1,0 +1,227 @@
+"""A cell: one lm-eval run of one task under one prompt by one model, and the folder that keeps it.
+
+A folder is `<output>/<model>/<task>-<shots>shot-seed<seed>[-limit<n>][-<setting>=<value>…]-<digest>/`. The digest is
+of the run's whole identity, which the folder also holds as identity.json: a finished cell is one whose identity is the
+same in every part, and a run that differs in anything never meets it.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from lm_eval.api.model import LM
+
+from lm_eval_proca.errors import ModelError, ScoreTableError, TaskError
+from lm_eval_proca.harness.settings import DATA_DIR_VARIABLE, PREFIX, read_settings, settings_of_run
+from lm_eval_proca.scores.identity import (
+    BACKEND,
+    IDENTITY_FILE,
+    Identity,
+    Part,
+    differences,
+    digest,
+    model_identity,
+    public,
+    run_identity,
+    task_config,
+    weights_and_rest,
+)
+from lm_eval_proca.scores.score_table import ScoreTable
+from lm_eval_proca.sweep.task_files import find_single_task
+
+GivenSettings = tuple[tuple[str, Any], ...]
+"""`proca.*` settings as (key, value) pairs, e.g. `(("order_seed", 7),)`."""
+
+PATH_SETTINGS = ("data_dir", "estimate_file")
+LONGEST_NAME = 200  # of the 255 bytes that file systems allow; the hidden folder and the log file add a few
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What decides a run, apart from the model.
+
+    `file` is the task's YAML, by default the one that lm-eval knows under its name; `generated` says that the model
+    writes the estimate set.
+    """
+
+    task: str
+    num_fewshot: int
+    seed: int
+    limit: int | None = None
+    settings: GivenSettings = ()
+    file: Path | None = None
+    generated: bool = False
+
+    def __post_init__(self) -> None:
+        settings = dict(self.settings)
+        for key in set(settings) & set(PATH_SETTINGS):
+            settings[key] = str(Path(str(settings[key])).expanduser().resolve())
+        object.__setattr__(self, "settings", tuple(sorted(settings.items())))
+
+    @property
+    def task_file(self) -> Path:
+        return self.file or _known_file(self.task)
+
+    @property
+    def name(self) -> str:
+        """What a reader tells cells apart by; of files only the identity knows the content."""
+        parts = [self.task, f"{self.num_fewshot}shot", f"seed{self.seed}"]
+        parts += [] if self.limit is None else [f"limit{self.limit}"]
+        parts += ["generated"] if self.generated else []
+        settings = (f"{key}={value}" for key, value in self.settings if key not in PATH_SETTINGS)
+        return _readable([*parts, *settings])
+
+    def identity(self, model: Model) -> Identity:
+        """Of the run of this cell by a model; reads the task's files as they are now."""
+        block = task_config(self.task_file).get("calibration", {})
+        settings = read_settings(self.task, block, {f"{PREFIX}.{key}": value for key, value in self.settings})
+        run: Part = {"num_fewshot": self.num_fewshot, "seed": self.seed, "limit": self.limit}
+        if self.generated:  # rows that are sampled together share random numbers
+            run |= {"estimate_set": "generated", "batch_size": model.batch_size}
+        return run_identity(model.identity, self.task_file, asdict(settings), **run)
+
+
+class Model:
+    """A language model of lm-eval, loaded on first use and then kept.
+
+    Parameters
+    ----------
+    model : str
+        lm-eval's name of the backend, e.g. "hf-shared-prefix".
+    model_args : mapping
+        What `--model_args` says.
+    batch_size, device : optional
+        As lm-eval's options of these names, and its defaults (a machine without that GPU falls back to its CPU). They
+        do not decide the results, so they are not in the identity.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        model_args: Mapping[str, Any],
+        *,
+        batch_size: int | str = 1,
+        device: str = "cuda:0",
+    ) -> None:
+        self.model = model
+        self.model_args = dict(model_args)
+        self.batch_size = batch_size
+        self.device = device
+        self._lm: LM | None = None
+
+    @property
+    def public_args(self) -> dict[str, Any]:
+        """The arguments without keys and tokens: what may be written into files."""
+        return dict(public(self.model_args))
+
+    @property
+    def identity(self) -> Part:
+        return model_identity(self.model_args, self.model)
+
+    @property
+    def name(self) -> str:
+        """The folder's name: weights, backend, and every other argument that could change a score."""
+        weights, others = weights_and_rest(self.identity)
+        backend, weights = others.pop(BACKEND), weights or "default"
+        short = Path(weights).name if os.path.isabs(weights) else weights
+        return _readable([short, backend, *(f"{key}={others[key]}" for key in sorted(others))], self.identity)
+
+    def load(self) -> LM:
+        """The model itself; the same object on every call."""
+        if self._lm is None:
+            import lm_eval.models  # noqa: F401  (fills lm-eval's registry)
+            from lm_eval.api.registry import get_model
+
+            options = {"batch_size": self.batch_size, "device": self.device}
+            try:
+                self._lm = get_model(self.model).create_from_arg_obj(self.model_args, options)
+            except Exception as error:
+                raise ModelError(
+                    f"The model {self.name} cannot be loaded ({type(error).__name__}: {error}); check --model and "
+                    f"--model_args."
+                ) from error
+        return self._lm
+
+    def unload(self) -> None:
+        """Give the memory back, before the next model comes."""
+        self._lm = None
+        gc.collect()
+        import torch
+
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def cell_folder(output_dir: str | os.PathLike[str], model: Model, cell: Cell) -> Path:
+    """Where a cell of a model is kept once it is finished; settings that say the same have one folder."""
+    home, end = Path(output_dir) / model.name, digest(cell.identity(model))
+    return next(home.glob(f"[!.]*-{end}"), home / f"{cell.name}-{end}")
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether a folder holds a whole cell. It gets its name only after it was filled, so a look inside is enough."""
+    return any(folder.glob("results_*.json")) and any(folder.glob("scores/*.parquet"))
+
+
+def unfinished_cells(cells: Iterable[Cell], model: Model, output_dir: str | os.PathLike[str]) -> list[Cell]:
+    """The cells that a model still has to run."""
+    return [cell for cell in cells if not is_finished(cell_folder(output_dir, model, cell))]
+
+
+def earlier_runs(cells: Iterable[Cell], model: Model, output_dir: str | os.PathLike[str]) -> list[str]:
+    """What tells unfinished cells from finished ones of their names: a sentence per kind of difference."""
+    alike: dict[str, list[str]] = {}
+    for cell in cells:
+        folder = cell_folder(output_dir, model, cell)
+        others = [file.parent for file in folder.parent.glob(f"{cell.name}-{'[0-9a-f]' * 12}/{IDENTITY_FILE}")]
+        if others and folder not in others:
+            newest = max(others, key=lambda other: other.stat().st_mtime)
+            found = json.loads((newest / IDENTITY_FILE).read_text(encoding="utf-8"))
+            alike.setdefault(differences(found, cell.identity(model)), []).append(cell.name)
+    return [
+        f"{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: finished before, but with another "
+        f"{what}; run again in a folder of its own."
+        for what, names in alike.items()
+    ]
+
+
+def cell_scores(output_dir: str | os.PathLike[str], model: Model, cell: Cell) -> ScoreTable:
+    """The score table of a finished cell."""
+    folder = cell_folder(output_dir, model, cell)
+    tables = sorted(folder.glob("scores/*.parquet"))
+    if len(tables) != 1:
+        raise ScoreTableError(f"{folder} has {len(tables)} score tables, a finished cell has one; run the cell again.")
+    return ScoreTable.load(tables[0])
+
+
+def settings_from_metadata(metadata: Mapping[str, Any]) -> GivenSettings:
+    """A cell's settings from `--metadata proca.x=y …` and the environment; a mistake is told before anything runs."""
+    foreign = sorted(key for key in metadata if not key.startswith(f"{PREFIX}."))
+    if foreign:
+        raise TaskError(f"--metadata takes settings that begin with {PREFIX}. here, not {', '.join(foreign)}.")
+    settings = {key[len(PREFIX) + 1 :]: value for key, value in metadata.items()}
+    if "scores_dir" in settings:
+        raise TaskError(f"Leave {PREFIX}.scores_dir out: every cell keeps its score table in its own folder.")
+    settings_of_run(metadata)
+    if os.environ.get(DATA_DIR_VARIABLE):
+        settings.setdefault("data_dir", os.environ[DATA_DIR_VARIABLE])
+    return tuple(settings.items())
+
+
+@cache
+def _known_file(task: str) -> Path:
+    return find_single_task(task)[1]
+
+
+def _readable(parts: Iterable[str], identity: Part | None = None) -> str:
+    """A file name that tells a reader what is in it; only the digest of an identity tells everything apart."""
+    name = re.sub(r"[^\w.+=-]+", "-", "-".join(parts), flags=re.ASCII)[:LONGEST_NAME]
+    return name if identity is None else f"{name}-{digest(identity)}"

@@ -1,0 +1,304 @@
+"""Estimate sets that the model writes itself (section 4.5 of the paper, ProCa-g).
+
+A few labeled demonstrations, in ever new orders, are shown to the model, which goes on with inputs of its own. What
+it writes is cut at the borders of the task's template into the task's own fields. Rounds are kept as they come, so an
+interrupted generation goes on where it stopped and ends with the same file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from random import Random
+from typing import Any
+from unittest.mock import patch
+
+from lm_eval.api.instance import Instance
+from tqdm import tqdm
+
+import lm_eval_proca
+from lm_eval_proca.errors import TaskError
+from lm_eval_proca.files import replacing
+from lm_eval_proca.harness.estimate import ESTIMATE_FILE_KEY, without_label
+from lm_eval_proca.harness.gather import compute_once
+from lm_eval_proca.harness.sampler import OnePromptSampler
+from lm_eval_proca.harness.task import CalibratedTask
+from lm_eval_proca.scores.identity import Identity, differences, digest, run_identity
+from lm_eval_proca.sweep.cell import Cell, Model
+from lm_eval_proca.sweep.runner import evaluate_cell, load_task
+
+KIND = "generated estimate set"
+MANY_LABELS = 10
+"""From this many labels on, one demonstration per class is shown instead of two (the paper's rule for DBPedia)."""
+
+PER_ORDER = 4
+"""Continuations of one order of the demonstrations: backends that share equal prompts read them once."""
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What decides a generated estimate set, apart from the task and the model."""
+
+    size: int
+    seed: int = 0
+    per_class: int = 2
+    temperature: float = 1.0
+    round_size: int = 64
+    most: int = 2000
+    """Generations after which to stop, whatever was kept."""
+
+
+class Template:
+    """The literal text around a task's fields: `head field_1 border_1 … field_n border_n label`."""
+
+    def __init__(self, task: CalibratedTask) -> None:
+        names = task.settings.text_fields
+        marks = {name: f"\u27e6{number}\u27e7" for number, name in enumerate(names)}
+        text = str(task.doc_to_text({**without_label(task.eval_docs[0], None), **marks}))
+        for name, mark in marks.items():
+            if text.count(mark) != 1:
+                raise TaskError(
+                    f"{task.config.task}: doc_to_text shows the field {name} {text.count(mark)} times; inputs can be "
+                    f"generated only for templates that show every text field once."
+                )
+        self.fields = tuple(sorted(names, key=lambda name: text.index(marks[name])))
+        self.head = text[: text.index(marks[self.fields[0]])].rstrip()
+        self.borders: list[str] = []
+        for name, following in zip(self.fields, (*self.fields[1:], None), strict=True):
+            after = text.index(marks[name]) + len(marks[name])
+            border = text[after : text.index(marks[following]) if following else len(text)]
+            self.borders.append(border.rstrip(" "))
+
+    def cut(self, continuation: str) -> tuple[dict[str, str], str] | None:
+        """Fields and label of a continuation of the head; None where a border is missing."""
+        fields = {}
+        rest = continuation
+        for name, border in zip(self.fields, self.borders, strict=True):
+            text, found, rest = rest.partition(border)
+            if not found:
+                return None
+            fields[name] = text.strip()
+        return fields, rest.strip().partition("\n")[0].strip()
+
+
+def default_per_class(labels: int) -> int:
+    """Two labeled examples per class, one for DBPedia (section 4.5)."""
+    return 1 if labels >= MANY_LABELS else 2
+
+
+def generate(
+    task: CalibratedTask, model: Model, wanted: Generation, path: str | os.PathLike[str], *, progress: bool = True
+) -> dict[str, Any]:
+    """Write an estimate set for `task` to `path`, or go on with one that was begun; returns its provenance."""
+    path = Path(path)
+    identity = generation_identity(task, model, wanted)
+    finished = _provenance(path)
+    if finished is not None:
+        _check_same(path, "holds", finished, identity)
+        return finished
+    template = Template(task)
+    demonstrations = _demonstrations(task, wanted)
+    origin = {
+        "kind": KIND,
+        "task": task.config.task,
+        "model": model.name,
+        "labels": task.labels,
+        "demonstrations": demonstrations,
+        **asdict(wanted),
+        "max_gen_toks": _longest(demonstrations),
+        "lm_eval_proca": lm_eval_proca.__version__,
+        "identity": identity,
+    }
+    partial = path.with_name(f"{path.name}.partial")
+    rounds = _begun(partial, origin)
+    texts = [text for of_round in rounds for text in of_round]
+    rows, counts = _select(texts, template, demonstrations, task)
+    with tqdm(
+        total=wanted.size, initial=min(len(rows), wanted.size), desc=f"{task.config.task}: kept", disable=not progress
+    ) as bar:
+        while len(rows) < wanted.size and len(texts) < wanted.most:
+            prompts = _prompts(task, template, demonstrations, len(rounds), wanted)
+            rounds.append(_continuations(model, task, prompts, len(rounds), origin))
+            _append(partial, rounds[-1], mode="ab")
+            texts += rounds[-1]
+            rows, counts = _select(texts, template, demonstrations, task)
+            bar.update(min(len(rows), wanted.size) - bar.n)
+    rows = rows[: wanted.size]
+    provenance = {**origin, "generations": len(texts), "rows": len(rows), "counts": counts}
+    with replacing(path) as unfinished, open(unfinished, "w", encoding="utf-8") as file:
+        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in [{ESTIMATE_FILE_KEY: provenance}, *rows])
+    partial.unlink()
+    return provenance
+
+
+def generation_identity(task: CalibratedTask, model: Model, wanted: Generation) -> Identity:
+    """What decides the inputs that a model writes. Those sampled together share random numbers, so batches count."""
+    settings = asdict(replace(task.settings, estimate_file=None))
+    source = task.config.metadata["config_source"]
+    return run_identity(model.identity, source, settings, **asdict(wanted), batch_size=model.batch_size)
+
+
+def _check_same(path: Path, does: str, origin: Mapping[str, Any], identity: Identity) -> None:
+    other = differences(origin.get("identity", {}), identity)
+    if other:
+        raise TaskError(f"{path} {does} an estimate set of another {other}; delete it or choose another file.")
+
+
+def evaluate_generating(cell: Cell, model: Model, folder: Path) -> Mapping[str, float]:
+    """A cell that writes its estimate set first, unless another one of its task and seed has."""
+    task = load_task(cell, {})
+    size = task.settings.estimate_size
+    wanted = Generation(size, seed=cell.seed, per_class=default_per_class(len(task.labels)), most=4 * size)
+    name = f"{cell.task}-seed{cell.seed}-{digest(generation_identity(task, model, wanted))}.jsonl"
+    file = folder.parent / "generated" / name
+    # One process generates; sampled text would differ between processes that share the work.
+    compute_once(lambda: generate(task, model, wanted, file, progress=False))
+    written = compute_once(file.read_bytes)
+    if not file.exists():  # a node with a disk of its own
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(file) as unfinished:
+            unfinished.write_bytes(written)
+    return evaluate_cell(replace(cell, settings=(*cell.settings, ("estimate_file", file))), model, folder)
+
+
+# ------------------------------------------------------------------ prompts
+
+
+def _demonstrations(task: CalibratedTask, wanted: Generation) -> list[dict[str, str]]:
+    """Labeled examples from the few-shot split; rows that are evaluated are never among them."""
+    labels = len(task.labels)
+    sampler = OnePromptSampler(
+        task.sampler.df,
+        task=str(task.config.task),
+        allowed=task.sampler.allowed,
+        label_of=task.sampler.label_of,
+        counts=[wanted.per_class] * labels,
+    ).set_rnd(wanted.seed)
+    return [
+        {
+            **{name: str(row[name]).strip() for name in task.settings.text_fields},
+            "text": str(task.doc_to_text(row)),
+            "label": task.labels[task.sampler.label_of(row)],
+        }
+        for row in sampler.sample(wanted.per_class * labels)
+    ]
+
+
+def _prompts(
+    task: CalibratedTask,
+    template: Template,
+    demonstrations: Sequence[Mapping[str, str]],
+    number: int,
+    wanted: Generation,
+) -> list[str]:
+    rnd = Random(f"round-{wanted.seed}-{number}")
+    config = task.config
+    orders = [rnd.sample(demonstrations, len(demonstrations)) for _ in range(-(-wanted.round_size // PER_ORDER))]
+    prompts = []
+    for order in orders:
+        shown = "".join(f"{d['text']}{config.target_delimiter}{d['label']}{config.fewshot_delimiter}" for d in order)
+        prompts += [f"{config.description or ''}{shown}{template.head}"] * PER_ORDER
+    return prompts[: wanted.round_size]
+
+
+def _longest(demonstrations: Iterable[Mapping[str, str]]) -> int:
+    """Tokens to allow: a token has about four characters, and an input may be twice as long as the longest shown."""
+    return max(32, max(len(d["text"]) for d in demonstrations) // 2)
+
+
+def _continuations(
+    model: Model, task: CalibratedTask, prompts: Sequence[str], number: int, origin: Mapping[str, Any]
+) -> list[str]:
+    import torch
+
+    options = {
+        "until": [task.config.fewshot_delimiter],
+        "do_sample": True,
+        "temperature": origin["temperature"],
+        "max_gen_toks": origin["max_gen_toks"],
+    }
+    requests = [
+        Instance(request_type="generate_until", doc={}, arguments=(prompt, dict(options)), idx=i)
+        for i, prompt in enumerate(prompts)
+    ]
+    with _whole_rounds(model.load(), len(prompts)):
+        torch.manual_seed(Random(f"sampling-{origin['seed']}-{number}").getrandbits(63))
+        return list(model.load().generate_until(requests, disable_tqdm=True))
+
+
+def _whole_rounds(lm: Any, round_size: int) -> AbstractContextManager[Any]:
+    """Where the batch size is "auto", sample a round in one batch.
+
+    HFLM would look for the largest batch of full-length prompts that fits into memory. That takes minutes on a CPU, and
+    what is written would depend on how much memory is free, since rows of a batch share random numbers.
+    """
+    automatic = getattr(lm, "batch_size_per_gpu", None) == "auto"
+    return patch.object(lm, "batch_size_per_gpu", round_size) if automatic else nullcontext()
+
+
+# ------------------------------------------------------------------ rows
+
+
+def _select(
+    texts: Sequence[str], template: Template, demonstrations: Sequence[Mapping[str, str]], task: CalibratedTask
+) -> tuple[list[dict[str, str]], dict[str, int]]:
+    """The usable inputs in the order they were written, and what became of each generation."""
+    shown = {tuple(d[name] for name in template.fields) for d in demonstrations}
+    seen: set[tuple[str, ...]] = set()
+    counts: Counter[str] = Counter(kept=0, empty=0, truncated=0, copied=0, duplicate=0)
+    rows = []
+    for text in texts:
+        parts = template.cut(text)
+        if parts is None or any("\n" in value for value in parts[0].values()):
+            counts["truncated"] += 1
+            continue
+        fields, label = parts
+        content = tuple(fields[name] for name in template.fields)
+        if not all(content):
+            counts["empty"] += 1
+        elif content in shown or tuple(fields[name] for name in task.settings.text_fields) in task.evaluated_texts:
+            counts["copied"] += 1
+        elif content in seen:
+            counts["duplicate"] += 1
+        else:
+            seen.add(content)
+            counts["kept"] += 1
+            rows.append({**fields, "generated_label": label})
+    return rows, dict(counts)
+
+
+def _begun(path: Path, origin: Mapping[str, Any]) -> list[list[str]]:
+    """What the model has written so far, one JSON line per round; a line that was cut off never happened."""
+    content = path.read_bytes() if path.exists() else b""
+    whole = content[: content.rfind(b"\n") + 1]
+    if not whole:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _append(path, origin, mode="wb")
+        return []
+    begun, *rounds = (json.loads(line) for line in whole.splitlines())
+    _check_same(path, "was begun as", begun, origin["identity"])
+    with open(path, "r+b") as file:
+        file.truncate(len(whole))
+    return rounds
+
+
+def _append(path: Path, value: Any, *, mode: str) -> None:
+    with open(path, mode) as file:
+        file.write(json.dumps(value, ensure_ascii=False).encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _provenance(path: Path) -> dict[str, Any] | None:
+    if not path.exists():
+        return None
+    with open(path, encoding="utf-8") as file:
+        try:
+            return dict(json.loads(file.readline())[ESTIMATE_FILE_KEY])
+        except (ValueError, KeyError, TypeError) as error:
+            raise TaskError(f"{path} is there but is no generated estimate set; choose another file.") from error

@@ -1,0 +1,123 @@
+"""A sweep: models x tasks x shots x seeds. Which cells that is, which are left, and how many tokens they cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from statistics import mean
+from typing import Any, NamedTuple
+
+from lm_eval_proca.harness.estimate import CONTENT_FREE_TEXTS
+from lm_eval_proca.metrics import grouped
+from lm_eval_proca.sweep.cell import Cell, GivenSettings, Model
+from lm_eval_proca.sweep.runner import Failure, load_task
+
+PROMPTS_RENDERED = 8
+CHARACTERS_PER_TOKEN = 4
+TOKENIZER_ARGS = ("revision", "subfolder", "trust_remote_code", "gguf_file")
+
+
+def grid(
+    task_files: Mapping[str, Path],
+    shots: Sequence[int],
+    seeds: Sequence[int],
+    *,
+    limit: int | None = None,
+    settings: GivenSettings = (),
+    generated: bool = False,
+) -> list[Cell]:
+    """Every combination, once; seeds vary fastest, so that a table fills row by row."""
+    cells = (
+        Cell(task, n, seed, limit, settings, file, generated)
+        for (task, file), n, seed in product(task_files.items(), shots, seeds)
+    )
+    return list(dict.fromkeys(cells))
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """What one cell sends to a model: how many documents and labels, and a few of the prompts."""
+
+    documents: int
+    labels: int
+    rendered: list[str]
+
+
+def render_prompts(cells: Sequence[Cell]) -> dict[Cell, Prompts | Failure]:
+    """A few prompts of each cell, or why there are none. A task is loaded once, whatever its shots and seeds.
+
+    All seeds of one task and number of shots count as the first of them: another draw of demonstrations is about as
+    long.
+    """
+    tasks: dict[Any, Any] = {}
+    rendered: dict[Cell, Prompts | Failure] = {}
+    groups = grouped(cells, lambda cell: (cell.task, cell.settings, cell.num_fewshot, cell.limit))
+    for (name, settings, _, _), alike in groups.items():
+        try:
+            if (name, settings) not in tasks:
+                tasks[name, settings] = load_task(alike[0], {})
+            rendered |= dict.fromkeys(alike, _render(tasks[name, settings], alike[0]))
+        except Exception as error:  # an estimate must not stop the sweep: the cell itself will tell
+            rendered |= dict.fromkeys(alike, Failure.of(error))
+    return rendered
+
+
+def _render(task: Any, cell: Cell) -> Prompts:
+    docs = task.eval_docs
+    task.set_fewshot_seed(cell.seed)
+    rows = range(0, len(docs), max(1, len(docs) // PROMPTS_RENDERED))
+    return Prompts(
+        documents=min(cell.limit or len(docs), len(docs)) + task.settings.estimate_size + len(CONTENT_FREE_TEXTS),
+        labels=len(task.labels),
+        rendered=[task.fewshot_context(docs[i], num_fewshot=cell.num_fewshot) for i in rows[:PROMPTS_RENDERED]],
+    )
+
+
+class Cost(NamedTuple):
+    """Of one cell: what a backend is sent, one request per document and label, and how many tokens that is.
+
+    `tokens` are those of prompts that are read in full, once for all labels; `tokens_prefix_once` if what all of them
+    begin with is read only once, as the shared-prefix models do.
+    """
+
+    documents: int
+    requests: int
+    tokens: int
+    tokens_prefix_once: int
+
+
+def estimate_cost(prompts: Prompts, count: Callable[[str], int]) -> Cost:
+    """From the mean length of the rendered prompts; the label's own token comes on top."""
+    prompt = mean(count(text) for text in prompts.rendered) + 1
+    prefix = count(_common_beginning(prompts.rendered)) if len(prompts.rendered) > 1 else 0
+    return Cost(
+        documents=prompts.documents,
+        requests=prompts.documents * prompts.labels,
+        tokens=round(prompts.documents * prompt),
+        tokens_prefix_once=round(prefix + prompts.documents * (prompt - prefix)),
+    )
+
+
+def _common_beginning(texts: Sequence[str]) -> str:
+    first, last = min(texts), max(texts)  # whatever these two share, all between them share
+    differ = (i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b)
+    return first[: next(differ, len(first))]
+
+
+def token_counter(model: Model) -> tuple[Callable[[str], int], str]:
+    """A function that counts tokens, and what it counts with; the weights are never loaded for this."""
+    args = model.model_args
+    name = args.get("tokenizer") or args.get("pretrained") or args.get("model")
+    try:
+        from transformers import AutoTokenizer
+
+        options = {key: args[key] for key in TOKENIZER_ARGS if key in args}
+        tokenizer = AutoTokenizer.from_pretrained(str(name), **options)
+    except Exception:  # no network, no such tokenizer, an API's model: any of these leaves the rule of thumb
+        return (
+            lambda text: len(text) // CHARACTERS_PER_TOKEN,
+            f"characters / {CHARACTERS_PER_TOKEN}, no tokenizer could be loaded",
+        )
+    return lambda text: len(tokenizer(text, verbose=False)["input_ids"]), "the model's own tokenizer"

@@ -1,0 +1,314 @@
+"""Runs cells of one model, one after the other, so that finished work is never lost and never repeated.
+
+A cell is written into a hidden folder, flushed to the disk and then renamed: a folder with a cell's name is a whole
+cell, whenever and however the process died. One run at a time writes into a model's folder, held by a lock that
+dies with its process.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from statistics import mean
+from typing import Any
+from unittest.mock import patch
+
+from lm_eval import evaluator, simple_evaluate
+from lm_eval.loggers import EvaluationTracker
+from lm_eval.loggers.utils import add_env_info, get_git_commit_hash
+from lm_eval.tasks import TaskManager
+from tqdm import tqdm
+
+from lm_eval_proca.errors import ProcaError, ResultsError, TaskError
+from lm_eval_proca.harness.gather import compute_once, is_first_process
+from lm_eval_proca.harness.task import CalibratedTask
+from lm_eval_proca.scores.identity import IDENTITY_FILE
+from lm_eval_proca.sweep.cell import Cell, Model, cell_folder, earlier_runs, is_finished, unfinished_cells
+from lm_eval_proca.sweep.ranks import Ranks
+
+UNFINISHED = ".unfinished-"
+LOCK = ".lock"
+
+Evaluate = Callable[[Cell, Model, Path], Mapping[str, float]]
+"""Fills a folder with a cell's result and score table; gives the accuracy per filter for the progress line."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a cell has no result."""
+
+    sentence: str
+    traceback: str = field(repr=False)
+
+    @classmethod
+    def of(cls, error: Exception) -> Failure:
+        text = str(error).strip() or "no message"
+        sentence = text if isinstance(error, ProcaError) else f"{type(error).__name__}: {text.splitlines()[0]}"
+        return cls(sentence, "".join(traceback.format_exception(error)))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a cell: finished (now or before), or failed for a reason that `log` tells in full."""
+
+    cell: Cell
+    failure: Failure | None = None
+    log: Path | None = None
+    seconds: float = 0.0
+    accuracy: Mapping[str, float] = field(default_factory=dict)
+
+
+def run_cells(
+    cells: Sequence[Cell],
+    model: Model,
+    output_dir: str | os.PathLike[str],
+    *,
+    evaluate: Evaluate | None = None,
+    work: Mapping[Cell, float] | None = None,
+    progress: bool = True,
+) -> list[Outcome]:
+    """Run the cells that are not finished yet; an outcome for each, in the order given.
+
+    Parameters
+    ----------
+    evaluate : callable, optional
+        What a cell does, called on every process; by default the ordinary lm-eval run.
+    work : mapping, optional
+        Tokens of each cell, for the time left; a cell that is not in it counts as the mean, without it all are alike.
+    """
+    ranks, run = Ranks(), evaluate or evaluate_cell
+    cells = list(dict.fromkeys(cells))
+    outcomes = {cell: Outcome(cell) for cell in cells}
+    with ExitStack() as held:
+        todo = compute_once(lambda: _start(cells, model, Path(output_dir), held))
+        if not todo:
+            return list(outcomes.values())
+        shown = progress and is_first_process()
+        for sentence in earlier_runs(todo, model, output_dir) if shown else ():
+            print(sentence, file=sys.stderr)
+        no_model = ranks.agree(_failure_of(model.load))
+        typical = mean(work.values()) if work else 1.0
+        weights = {cell: (work or {}).get(cell, typical) for cell in todo}
+        with _progress_bar(sum(weights.values()), unit="tokens" if work else "cells", shown=shown) as bar:
+            for number, cell in enumerate(todo, start=1):
+                bar.set_description(f"{number} of {len(todo)}: {cell.task} {cell.num_fewshot}-shot seed {cell.seed}")
+                outcome = Outcome(cell, no_model) if no_model else _run_cell(cell, model, output_dir, run, ranks)
+                outcomes[cell] = _logged(outcome, model, output_dir)
+                bar.update(weights[cell])
+                if shown:
+                    bar.write(_line(outcomes[cell]))
+    return list(outcomes.values())
+
+
+def _start(cells: Sequence[Cell], model: Model, output_dir: Path, held: ExitStack) -> list[Cell]:
+    """Take the model's folder, sweep away what dead runs left half-written, and say what is to do."""
+    if not unfinished_cells(cells, model, output_dir):
+        return []
+    home = output_dir / model.name
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ResultsError(f"Cannot write to {home} ({error.strerror}); choose another --output_path.") from error
+    held.enter_context(_alone_in(home))
+    for leftover in home.glob(f"{UNFINISHED}*"):
+        shutil.rmtree(leftover)
+    # Once more: whoever held the lock before us may have finished some.
+    return unfinished_cells(cells, model, output_dir)
+
+
+@contextmanager
+def _alone_in(home: Path) -> Iterator[None]:
+    """Hold a model's folder. A record lock belongs to one process and ends with it, forked children do not keep it."""
+    with open(home / LOCK, "a+", encoding="utf-8") as lock:
+        try:
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            raise ResultsError(
+                f"Another run ({lock.read().strip() or 'unknown process'}) is writing to {home}; wait for it, stop it, "
+                f"or choose another --output_path."
+            ) from None
+        lock.truncate(0)
+        lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        lock.flush()
+        yield
+
+
+def _run_cell(
+    cell: Cell, model: Model, output_dir: str | os.PathLike[str], evaluate: Evaluate, ranks: Ranks
+) -> Outcome:
+    begin = time.monotonic()
+    finished = cell_folder(output_dir, model, cell)
+    if compute_once(lambda: is_finished(finished)):  # another cell of this call said the same in other words
+        return Outcome(cell)
+    unfinished = finished.with_name(f"{UNFINISHED}{finished.name}")
+    accuracy: dict[str, float] = {}
+
+    def make_room() -> None:
+        if finished.exists():
+            raise ResultsError(f"{finished} is there but holds no finished cell; move it away and start again.")
+        unfinished.mkdir()
+        identity = json.dumps(cell.identity(model), indent=1, ensure_ascii=False)
+        (unfinished / IDENTITY_FILE).write_text(identity + "\n", encoding="utf-8")
+
+    def attempt() -> None:
+        compute_once(make_room)
+        accuracy.update(evaluate(cell, model, unfinished))
+
+    try:
+        failure = ranks.agree(_failure_of(attempt))
+        if failure is None and is_first_process():
+            failure = _failure_of(lambda: _finish(unfinished, finished))
+    finally:
+        if is_first_process():
+            shutil.rmtree(unfinished, ignore_errors=True)
+    return Outcome(cell, failure, seconds=time.monotonic() - begin, accuracy=accuracy)
+
+
+def _failure_of(step: Callable[[], Any]) -> Failure | None:
+    try:
+        step()
+    except Exception as error:  # whatever a task, a dataset or a model may raise: the other cells go on
+        return Failure.of(error)
+    return None
+
+
+def _finish(unfinished: Path, finished: Path) -> None:
+    """Make a filled folder a finished cell, in a way that survives the loss of power."""
+    if not is_finished(unfinished):
+        raise ResultsError(f"{finished.name} ran, but left no result and score table.")
+    for folder, _, files in os.walk(unfinished):
+        for name in files:
+            _flush(Path(folder, name))
+        _flush(Path(folder))
+    unfinished.rename(finished)
+    _flush(finished.parent)
+
+
+def _flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _logged(outcome: Outcome, model: Model, output_dir: str | os.PathLike[str]) -> Outcome:
+    """Keep the traceback of a failure in a file beside the cells; a success takes an earlier one away."""
+    folder = cell_folder(output_dir, model, outcome.cell)
+    log = folder.with_name(f"{folder.name}.failed.log")
+    if not is_first_process():
+        return outcome
+    if outcome.failure is None:
+        log.unlink(missing_ok=True)
+        return outcome
+    log.write_text(outcome.failure.traceback, encoding="utf-8")
+    return Outcome(outcome.cell, outcome.failure, log, outcome.seconds)
+
+
+def _progress_bar(total: float, *, unit: str, shown: bool) -> tqdm:
+    amount = f"{{n_fmt}}/{{total_fmt}} {unit}"
+    layout = f"{{desc}} {{percentage:3.0f}}%|{{bar:20}}| {amount}, {{elapsed}} gone, {{remaining}} left"
+    # smoothing=0: cells differ so much that only the average over all of them tells the time left.
+    return tqdm(total=total, bar_format=layout, unit_scale=unit == "tokens", smoothing=0, disable=not shown)
+
+
+def _line(outcome: Outcome) -> str:
+    if outcome.failure is not None:
+        return f"{outcome.cell.name}: FAILED: {outcome.failure.sentence}"
+    accuracy = "  ".join(f"{name} {value:.3f}" for name, value in outcome.accuracy.items())
+    return f"{outcome.cell.name}: {accuracy}  ({outcome.seconds:.0f} s)"
+
+
+# ------------------------------------------------------------------ the ordinary cell
+
+
+def load_task(cell: Cell, metadata: Mapping[str, Any]) -> CalibratedTask:
+    """The cell's task, from its YAML file, under its settings."""
+    settings = {f"proca.{key}": value for key, value in cell.settings}
+    if cell.generated:  # a task whose estimate set is yet to be written needs no split to draw it from
+        settings.setdefault("proca.estimate_file", "generated")
+    # A manager without an index of its own loads a file in no time.
+    manager = TaskManager(include_defaults=False, metadata={**metadata, **settings})
+    (task,) = manager.load([str(cell.task_file)])["tasks"].values()
+    if not isinstance(task, CalibratedTask):
+        raise TaskError(
+            f"{cell.task} is not a calibrated task and gives no score table; add `class: !function "
+            f"lm_eval_proca.CalibratedTask` and a `calibration:` block to a copy of {cell.task_file.name}."
+        )
+    return task
+
+
+def evaluate_cell(cell: Cell, model: Model, folder: Path) -> dict[str, float]:
+    """What `lm_eval --output_path … --log_samples --seed …` would do; the first process writes into `folder`."""
+    args = model.public_args
+    task = load_task(cell, {**args, "proca.scores_dir": str(folder / "scores")})
+    tracker = EvaluationTracker(output_path=str(folder / "results.json"))
+    with _environment_asked_once():
+        results = simple_evaluate(
+            model=model.load(),
+            model_args=args,
+            tasks=[task],
+            task_manager=TaskManager(include_defaults=False),
+            num_fewshot=cell.num_fewshot,
+            limit=cell.limit,
+            batch_size=model.batch_size,
+            device=model.device,
+            random_seed=cell.seed,
+            numpy_random_seed=cell.seed,
+            torch_random_seed=cell.seed,
+            fewshot_random_seed=cell.seed,
+            log_samples=True,
+            fewshot_as_multiturn=None,  # this and the next as lm_eval's command line hands them over by default
+            gen_kwargs={},
+            evaluation_tracker=tracker,
+        )
+    if results is None or not is_first_process():
+        return {}
+    # lm-eval was given a loaded model and does not know its name.
+    results["config"]["model"] = tracker.general_config_tracker.model_source = model.model
+    samples = results.pop("samples")
+    tracker.save_results_aggregated(results=results, samples=samples)
+    for name in results["configs"]:
+        tracker.save_results_samples(task_name=name, samples=samples[name])
+    _check_written(folder, len(samples[cell.task]))
+    metrics = results["results"][cell.task]
+    return {key.removeprefix("acc,"): value for key, value in metrics.items() if key.startswith("acc,")}
+
+
+@cache
+def _environment() -> tuple[dict[str, Any], str | None]:
+    info: dict[str, Any] = {}
+    add_env_info(info)
+    return info, get_git_commit_hash()
+
+
+def _environment_asked_once() -> AbstractContextManager[Any]:
+    """lm-eval asks pip, git and the driver in every run what the environment is: seconds per cell, for one answer."""
+    info, commit = _environment()
+    return patch.multiple(evaluator, add_env_info=lambda to: to.update(info), get_git_commit_hash=lambda: commit)
+
+
+def _check_written(folder: Path, samples: int) -> None:
+    """lm-eval only logs that it could not write, e.g. to a full disk."""
+    try:
+        (result,) = folder.glob("results_*.json")
+        json.loads(result.read_text(encoding="utf-8"))
+        (logged,) = folder.glob("samples_*.jsonl")
+        with open(logged, encoding="utf-8") as lines:
+            complete = sum(line.endswith("}\n") for line in lines) == samples
+    except ValueError:
+        complete = False
+    if not complete:
+        raise ResultsError(f"lm-eval could not write its result to {folder.parent}; is the disk full?")

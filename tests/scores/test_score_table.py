@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from lm_eval_proca import BatchCalibrator, RepresentationCalibrator
+from lm_eval_proca.errors import ScoreTableError
+from lm_eval_proca.scores.fitting import fit_all
+from lm_eval_proca.scores.score_table import ScoreTable
+from tests.score_tables import made_table
+
+
+@pytest.fixture
+def table() -> ScoreTable:
+    return ScoreTable(
+        role=np.array(["eval", "estimate", "eval", "content_free", "estimate"]),
+        index=np.array([5, 1, 2, 0, 0]),
+        gold=np.array([1, -1, 0, -1, -1]),
+        estimate_gold=np.array([-1, 1, -1, -1, -1]),
+        scores=np.array([[-1.0, -2.0], [-3.0, -4.0], [-5.0, -6.0], [-7.0, -8.0], [-9.0, -0.1]]),
+        metadata={"task": "t", "labels": ["bad", "good"]},
+    )
+
+
+def test_rows_of_a_role_come_in_document_order(table: ScoreTable):
+    assert table.index_of("eval").tolist() == [2, 5]
+    assert table.scores_of("eval").tolist() == [[-5.0, -6.0], [-1.0, -2.0]]
+    assert table.gold_of("eval").tolist() == [0, 1]
+    assert table.scores_of("estimate").tolist() == [[-9.0, -0.1], [-3.0, -4.0]]
+    assert table.gold_of("estimate").tolist() == [-1, 1]
+    with pytest.raises(ScoreTableError, match="the roles are eval, estimate, content_free"):
+        table.scores_of("train")
+
+
+def test_what_is_written_is_read(table: ScoreTable, tmp_path: Path):
+    path = table.save(tmp_path / "deep" / "run.parquet")
+    again = ScoreTable.load(path)
+    assert again == table
+    assert again.labels == ["bad", "good"]
+    assert [file.name for file in path.parent.iterdir()] == ["run.parquet"]
+
+
+def test_a_table_without_labels_is_read_too(table: ScoreTable, tmp_path: Path):
+    unnamed = replace(table, metadata={"task": "t"})
+    again = ScoreTable.load(unnamed.save(tmp_path / "run.parquet"))
+    assert again == unnamed
+    assert again.labels == ["0", "1"]
+
+
+@pytest.mark.parametrize("bad", [np.nan, -np.inf])
+def test_scores_that_are_not_finite_are_kept_and_told(table: ScoreTable, tmp_path: Path, bad: float):
+    assert table.not_finite() is None
+    scores = table.scores.copy()
+    scores[1, 1] = bad
+    broken = replace(table, scores=scores)
+    assert ScoreTable.load(broken.save(tmp_path / "run.parquet")) == broken
+    assert broken.not_finite() == f"The model gave {bad} as the score of label 'good' for estimate document 1"
+    assert broken.not_finite(["eval"]) is None
+
+
+def test_equality_is_of_rows_and_metadata(table: ScoreTable):
+    assert table == replace(table, scores=table.scores.copy())
+    assert table != replace(table, scores=table.scores + 1e-12)
+    assert table != replace(table, role=np.array(["eval"] * 5))
+    assert table != replace(table, metadata={**table.metadata, "task": "other"})
+    assert table != "a table"
+
+
+def test_gold_of_the_estimate_set_stays_out_of_the_gold_column(table: ScoreTable, tmp_path: Path):
+    columns = pq.read_table(table.save(tmp_path / "run.parquet")).to_pydict()
+    for role, gold, estimate_gold in zip(columns["role"], columns["gold"], columns["estimate_gold"], strict=True):
+        assert (gold is not None) == (role == "eval")
+        assert estimate_gold is None or role == "estimate"
+
+
+def test_other_files_are_refused_with_a_sentence(table: ScoreTable, tmp_path: Path):
+    with pytest.raises(ScoreTableError, match="There is no score table at"):
+        ScoreTable.load(tmp_path / "none.parquet")
+
+    path = table.save(tmp_path / "run.parquet")
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ScoreTableError, match="damaged or not Parquet"):
+        ScoreTable.load(path)
+
+    pq.write_table(pa.table({"a": [1]}), path)
+    with pytest.raises(ScoreTableError, match="not a score table of lm-eval-proca"):
+        ScoreTable.load(path)
+
+    path.write_bytes(whole)
+    read = pq.read_table(path)
+    newer = json.dumps({**table.metadata, "format_version": 99}).encode()
+    pq.write_table(read.replace_schema_metadata({b"lm_eval_proca": newer}), path)
+    with pytest.raises(ScoreTableError, match="format 99, this lm-eval-proca reads format 1"):
+        ScoreTable.load(path)
+
+    pq.write_table(read.drop_columns(["score_1"]), path)
+    with pytest.raises(ScoreTableError, match="lacks the columns"):
+        ScoreTable.load(path)
+
+
+def test_an_interrupted_write_leaves_the_old_file(table: ScoreTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = table.save(tmp_path / "run.parquet")
+    before = path.read_bytes()
+
+    def fail(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pq, "write_table", fail)
+    with pytest.raises(KeyboardInterrupt):
+        table.save(path)
+    assert path.read_bytes() == before
+    assert [file.name for file in tmp_path.iterdir()] == ["run.parquet"]
+
+
+def test_hidden_states_travel_with_the_scores(tmp_path: Path) -> None:
+    table = made_table(hidden=True, eval_rows=20, estimate_rows=30)
+    again = ScoreTable.load(table.save(tmp_path / "t.parquet"))
+    assert again == table
+    assert again.representations_of("estimate").shape == (2, 30, 16)
+    np.testing.assert_array_equal(again.representations_of("eval")[1], table.representations["1.0"][:20])
+    assert made_table().representations_of("eval") is None
+
+
+def test_a_calibrator_of_hidden_states_is_fitted_on_a_table_and_left_out_without_them() -> None:
+    calibrators = {"h": RepresentationCalibrator(), "bc": BatchCalibrator()}
+    table = made_table(hidden=True, separation=0.5)
+    fits, failures = fit_all(table, calibrators)
+    accuracy = {name: np.mean(fit.log_proba.argmax(axis=1) == table.gold_of("eval")) for name, fit in fits.items()}
+    assert accuracy["h"] > accuracy["bc"] + 0.1
+    assert failures == {}
+    fits, failures = fit_all(made_table(), calibrators)
+    assert fits.keys() == {"bc"}
+    assert "needs hidden states beside the scores" in failures["h"]
+
+
+def test_hidden_states_of_evaluation_rows_are_cross_fitted_too() -> None:
+    table = made_table(hidden=True, separation=0.5, estimate_rows=0)
+    fits, _ = fit_all(table, {"h": RepresentationCalibrator()})
+    assert fits["h"].folds == 5
+    assert np.mean(fits["h"].log_proba.argmax(axis=1) == table.gold_of("eval")) > 0.8

@@ -1,0 +1,297 @@
+"""Generated estimate sets, written by a tiny language model that has learned the template."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lm_eval_proca.cli.generate import summary
+from lm_eval_proca.errors import TaskError
+from lm_eval_proca.harness.estimate import read_estimate_file
+from lm_eval_proca.sweep import generation
+from lm_eval_proca.sweep.cell import Cell, Model
+from lm_eval_proca.sweep.generation import Generation, Template, default_per_class, generate
+from lm_eval_proca.sweep.runner import load_task
+from tests.conftest import ROOT, made_sentences, train_tokenizer, write_jsonl
+
+
+@pytest.fixture(scope="module")
+def writer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A two-layer GPT-2 trained for a few seconds on prompts of the template, so that it writes such prompts itself."""
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    folder = tmp_path_factory.mktemp("writer")
+    tokenizer = train_tokenizer(folder)
+    words = ["Negative", "Positive"]
+    text = "".join(
+        f"Review: {row['sentence'].strip()}\nSentiment: {words[row['label']]}\n\n"
+        for row in made_sentences(400, seed=5)
+    )
+    ids = torch.tensor(tokenizer.encode(text))
+    torch.manual_seed(0)
+    config = GPT2Config(
+        vocab_size=len(tokenizer), n_positions=512, n_embd=64, n_layer=2, n_head=4, bos_token_id=0, eos_token_id=0
+    )
+    model = GPT2LMHeadModel(config).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for _ in range(150):
+        starts = torch.randint(len(ids) - 129, (8,)).tolist()
+        batch = torch.stack([ids[start : start + 128] for start in starts])
+        loss = model(batch, labels=batch).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def model(writer: Path) -> Model:
+    return Model("hf", {"pretrained": str(writer)}, batch_size=16, device="cpu")
+
+
+def task_of(name: str, data_dir: Path, file: Path | None = None):
+    file = file or ROOT / "task_configs" / f"{name}.yaml"
+    return load_task(Cell(name, 0, 0, settings=(("data_dir", data_dir), ("estimate_size", 30)), file=file), {})
+
+
+@pytest.fixture
+def sst2(data_dir: Path):
+    return task_of("proca_sst2", data_dir)
+
+
+WANTED = Generation(size=12, seed=3, round_size=16, most=160)
+
+
+def rows_of(path: Path) -> tuple[dict, list[dict]]:
+    header, *rows = map(json.loads, path.read_text().split("\n")[:-1])
+    return header["lm_eval_proca"], rows
+
+
+def test_a_real_model_writes_usable_inputs(sst2, model: Model, tmp_path: Path):
+    path = tmp_path / "made.jsonl"
+    done = generate(sst2, model, WANTED, path, progress=False)
+    provenance, rows = rows_of(path)
+    assert provenance == json.loads(json.dumps(done))
+    assert len(rows) == 12
+    assert sum(done["counts"].values()) == done["generations"]
+    texts = [row["sentence"] for row in rows]
+    assert len(set(texts)) == 12
+    assert all(text and "\n" not in text and "Sentiment" not in text for text in texts)
+    shown = [demonstration["sentence"] for demonstration in provenance["demonstrations"]]
+    assert sorted(d["label"] for d in provenance["demonstrations"]) == ["Negative"] * 2 + ["Positive"] * 2
+    assert not set(texts) & set(shown)
+    assert not {(text,) for text in shown} & sst2.evaluated_texts
+    assert "12 inputs for proca_sst2" in summary(done, "made.jsonl")
+    assert not (tmp_path / "made.jsonl.partial").exists()
+    assert generate(sst2, model, WANTED, path, progress=False)["rows"] == 12, "a finished file is left as it is"
+
+
+def test_an_automatic_batch_size_is_the_whole_round(sst2, writer: Path, tmp_path: Path, monkeypatch):
+    from lm_eval.models.huggingface import HFLM
+
+    def search(*args, **kwargs):
+        raise AssertionError("the largest batch is looked for, and the text depends on free memory")
+
+    monkeypatch.setattr(HFLM, "_detect_batch_size", search)
+    rows = {}
+    for batch_size in ("auto", 16):  # 16 is the size of a round here
+        model = Model("hf-shared-prefix", {"pretrained": str(writer)}, batch_size=batch_size, device="cpu")
+        generate(sst2, model, WANTED, tmp_path / f"{batch_size}.jsonl", progress=False)
+        assert model.load().batch_size == batch_size
+        rows[batch_size] = rows_of(tmp_path / f"{batch_size}.jsonl")[1]
+    assert rows["auto"] == rows[16]
+
+
+def test_an_interrupted_generation_ends_with_the_same_file(sst2, model: Model, tmp_path: Path, monkeypatch):
+    generate(sst2, model, WANTED, tmp_path / "whole.jsonl", progress=False)
+
+    plain, calls = generation._continuations, []
+
+    def stop_in_the_second_round(*args):
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return plain(*args)
+
+    monkeypatch.setattr(generation, "_continuations", stop_in_the_second_round)
+    small = Generation(**{**WANTED.__dict__, "size": 30})
+    with pytest.raises(KeyboardInterrupt):
+        generate(sst2, model, small, tmp_path / "cut.jsonl", progress=False)
+    partial = tmp_path / "cut.jsonl.partial"
+    with partial.open("ab") as file:
+        file.write(b'["a round that was being wri')  # as a SIGKILL in the middle of a write leaves it
+    monkeypatch.setattr(generation, "_continuations", plain)
+    generate(sst2, model, small, tmp_path / "cut.jsonl", progress=False)
+    generate(sst2, model, small, tmp_path / "uncut.jsonl", progress=False)
+    assert (tmp_path / "cut.jsonl").read_bytes() == (tmp_path / "uncut.jsonl").read_bytes()
+    assert rows_of(tmp_path / "cut.jsonl")[1][:12] == rows_of(tmp_path / "whole.jsonl")[1]
+
+
+def test_other_settings_never_mix_with_a_file(sst2, model: Model, tmp_path: Path):
+    path = tmp_path / "made.jsonl"
+    generate(sst2, model, WANTED, path, progress=False)
+    other = Generation(**{**WANTED.__dict__, "seed": 4})
+    with pytest.raises(TaskError, match=r"holds an estimate set of another run \(seed\); delete it or choose another"):
+        generate(sst2, model, other, path, progress=False)
+    quick = Model("hf", {**model.model_args, "add_bos_token": True}, batch_size=16, device="cpu")
+    with pytest.raises(TaskError, match=r"of another model \(add_bos_token\)"):
+        generate(sst2, quick, WANTED, path, progress=False)
+    path.write_text("not ours\n")
+    with pytest.raises(TaskError, match="is no generated estimate set"):
+        generate(sst2, model, WANTED, path, progress=False)
+
+
+@pytest.mark.parametrize("character", ["\u2028", "\u2029", "\x85", "\x0b", "\x1c"])
+def test_what_is_written_is_read(sst2, model: Model, tmp_path: Path, monkeypatch, character: str):
+    texts = [f" a film number {n}{character}of its kind\nSentiment: Positive" for n in range(16)]
+    monkeypatch.setattr(generation, "_continuations", lambda *args: texts)
+    path = tmp_path / "made.jsonl"
+    generate(sst2, model, WANTED, path, progress=False)
+    path.write_text(path.read_text() + "\n")
+    provenance, docs = read_estimate_file(str(path), task="proca_sst2", text_fields=["sentence"])
+    assert provenance["rows"] == len(docs) == 12
+    assert docs[0]["sentence"] == f"a film number 0{character}of its kind"
+
+
+@pytest.mark.parametrize("character", ["\u2028", "\u2029", "\x85"])
+def test_rounds_that_were_kept_are_read(sst2, model: Model, tmp_path: Path, monkeypatch, character: str):
+    texts = [f" a film number {n}{character}of its kind\nSentiment: Positive" for n in range(16)]
+    rounds = iter([texts[:8], None, texts[8:]])
+
+    def next_round(*args):
+        found = next(rounds)
+        if found is None:
+            raise KeyboardInterrupt
+        return found
+
+    monkeypatch.setattr(generation, "_continuations", next_round)
+    path = tmp_path / "made.jsonl"
+    with pytest.raises(KeyboardInterrupt):
+        generate(sst2, model, WANTED, path, progress=False)
+    assert generate(sst2, model, WANTED, path, progress=False)["generations"] == 16
+    assert [row["sentence"] for row in rows_of(path)[1]] == [
+        f"a film number {n}{character}of its kind" for n in range(12)
+    ]
+
+
+def test_the_limit_is_kept_and_told(sst2, model: Model, tmp_path: Path):
+    done = generate(
+        sst2, model, Generation(size=500, seed=3, round_size=16, most=32), tmp_path / "x.jsonl", progress=False
+    )
+    assert done["generations"] == 32
+    assert done["rows"] < 500
+    assert "500 were wanted: raise --most" in summary(done, "x.jsonl")
+
+
+def test_a_node_with_a_disk_of_its_own_gets_the_file(model: Model, data_dir: Path, tmp_path: Path, monkeypatch):
+    read = []
+    monkeypatch.setattr(generation, "compute_once", lambda compute: b"what the first process, elsewhere, has written\n")
+    monkeypatch.setattr(generation, "evaluate_cell", lambda cell, *_: read.append(dict(cell.settings)["estimate_file"]))
+    cell = Cell("proca_sst2", 0, 0, settings=(("data_dir", data_dir), ("estimate_size", 30)), generated=True)
+    generation.evaluate_generating(cell, model, tmp_path / "runs" / ".unfinished-cell")
+    assert [Path(file).read_text() for file in read] == ["what the first process, elsewhere, has written\n"]
+
+
+TWO_FIELDS = """
+class: !function lm_eval_proca.CalibratedTask
+task: two_fields
+dataset_path: somebody/pairs
+validation_split: validation
+fewshot_split: train
+output_type: multiple_choice
+doc_to_text: {template}
+doc_to_target: label
+doc_to_choice: ["False", "True"]
+calibration: {{estimate_split: train, estimate_size: 4, text_fields: [premise, claim], data_folder: pairs}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("template", "head", "continuation", "fields", "label"),
+    [
+        (
+            '"{{premise.strip()}}\\nquestion: {{claim.strip()}} True or False?\\nanswer:"',
+            "",
+            " It rained.\nquestion: The ground is wet. True or False?\nanswer: True\n",
+            {"premise": "It rained.", "claim": "The ground is wet."},
+            "True",
+        ),
+        (
+            '"Claim: {{claim}}\\nText: {{premise}}\\nIs it so?"',
+            "Claim:",
+            " Wet.\nText: It rained.\nIs it so? True",
+            {"claim": "Wet.", "premise": "It rained."},
+            "True",
+        ),
+    ],
+)
+def test_two_fields_are_cut_at_the_borders_of_the_template(
+    tmp_path: Path, template: str, head: str, continuation: str, fields: dict, label: str
+):
+    rows = [{"premise": f"p {i}", "claim": f"c {i}", "label": i % 2} for i in range(8)]
+    for split, part in (("train", rows[:6]), ("validation", rows[6:])):
+        write_jsonl(tmp_path / "pairs" / f"{split}.jsonl", part)
+    (tmp_path / "two_fields.yaml").write_text(TWO_FIELDS.format(template=template))
+    cut = Template(task_of("two_fields", tmp_path, tmp_path / "two_fields.yaml"))
+    assert cut.head == head
+    assert cut.cut(continuation) == (fields, label)
+    assert cut.cut(continuation[:15]) is None
+
+
+def test_a_template_that_shows_a_field_twice_is_refused(tmp_path: Path):
+    write_jsonl(tmp_path / "pairs" / "train.jsonl", [{"premise": "p", "claim": "c", "label": 0}] * 6)
+    write_jsonl(tmp_path / "pairs" / "validation.jsonl", [{"premise": "q", "claim": "d", "label": 0}] * 2)
+    template = '"{{premise}} {{premise}} {{claim}}:"'
+    (tmp_path / "two_fields.yaml").write_text(TWO_FIELDS.format(template=template))
+    with pytest.raises(TaskError, match="doc_to_text shows the field premise 2 times"):
+        Template(task_of("two_fields", tmp_path, tmp_path / "two_fields.yaml"))
+
+
+def test_the_papers_number_of_demonstrations():
+    assert [default_per_class(labels) for labels in (2, 6, 14)] == [2, 2, 1]
+
+
+def test_a_sweep_generates_and_uses_the_file(data_dir: Path, writer: Path, tmp_path: Path, capsys):
+    from lm_eval_proca.cli import main
+
+    code = main(
+        [
+            *[
+                "sweep",
+                "--model",
+                "hf",
+                "--model_args",
+                f"pretrained={writer}",
+                "--device",
+                "cpu",
+                "--batch_size",
+                "16",
+            ],
+            *[
+                "--tasks",
+                "proca_sst2",
+                "--num_fewshot",
+                "0",
+                "1",
+                "--seeds",
+                "0",
+                "--limit",
+                "10",
+                "--estimate",
+                "generated",
+            ],
+            *["--metadata", f"proca.data_dir={data_dir}", "proca.estimate_size=20", "--output_path", str(tmp_path)],
+        ]
+    )
+    assert code == 0, capsys.readouterr()
+    (file,) = tmp_path.rglob("generated/*.jsonl")
+    results = [json.loads(path.read_text()) for path in tmp_path.rglob("results_*.json")]
+    assert len(results) == 2
+    for result in results:
+        record = result["configs"]["proca_sst2"]["metadata"]["proca"]
+        assert record["estimate_source"] == f"file:{file}"
+        assert record["generated_by"]["kind"] == "generated estimate set"
