@@ -55,8 +55,8 @@ def _add_tasks(manager):
     @functools.wraps(plain_load)
     def load_calibrated(self, *args, **kwargs):
         loaded = plain_load(self, *args, **kwargs)
-        if _has_settings(self.metadata):
-            from lm_eval_proca.harness.crossfit import calibrate_loaded
+        if _has_settings(self.metadata) or any(map(_is_calibrated, loaded["tasks"].values())):
+            from lm_eval_proca.harness.stock_tasks import calibrate_loaded
 
             calibrate_loaded(loaded, self.metadata)
         return loaded
@@ -74,6 +74,10 @@ def _with_our_folder(include_path):
     if any(ours.is_relative_to(Path(folder).resolve()) for folder in given):
         return given
     return [ours, *given]
+
+
+def _is_calibrated(task):
+    return any(base.__module__ == "lm_eval_proca.harness.task" for base in type(task).__mro__)
 
 
 def _has_settings(metadata):

@@ -75,9 +75,16 @@ class Interval(NamedTuple):
     high: float | None = None
 
 
+def labeled(gold: np.ndarray, *others: np.ndarray) -> tuple[np.ndarray, ...]:
+    """The documents that have a gold label, which is not negative: no measure counts the others."""
+    known = np.asarray(gold) >= 0
+    return tuple(np.asarray(one)[known] for one in (gold, *others))
+
+
 def accuracy(gold: np.ndarray, predicted: np.ndarray) -> float:
-    """Share of documents whose predicted label is the gold label."""
-    return float(accuracy_score(gold, predicted))
+    """Share of the documents with a gold label that get it; not a number where there are none."""
+    gold, predicted = labeled(gold, predicted)
+    return float(accuracy_score(gold, predicted)) if len(gold) else float("nan")
 
 
 def measures(gold: np.ndarray, proba: np.ndarray, predicted: np.ndarray) -> dict[str, Interval]:
@@ -91,8 +98,11 @@ def measures(gold: np.ndarray, proba: np.ndarray, predicted: np.ndarray) -> dict
         See :func:`calibration_error`.
 
     The first three intervals are percentiles of SciPy's bootstrap over documents. A row of `proba` that is not finite
-    leaves the measures of probabilities out.
+    leaves the measures of probabilities out. Documents without a gold label count nowhere.
     """
+    gold, proba, predicted = labeled(gold, proba, predicted)
+    if not len(gold):
+        return dict.fromkeys(("accuracy", "macro_f1", "brier", "calibration_error"), Interval(None))
     finite = bool(np.isfinite(proba).all())
     squared_error = np.square(proba - np.eye(proba.shape[1])[gold]).sum(axis=1) if finite else np.zeros(len(gold))
 
@@ -188,48 +198,72 @@ def standard_error(right: np.ndarray) -> float | None:
 # ------------------------------------------------------------------ over labels
 
 
-class LabelBias(NamedTuple):
-    """Which labels a method prefers. Every list has one number per label.
+class LabelCounts(NamedTuple):
+    """How many documents have each label: predicted, gold, and both at once; and the mean probability of each label.
 
-    mean_probability
-        Over documents; None where a probability is not finite.
-    predicted_share, gold_share
-        How often the label is predicted, and how often it is right.
-    recall
-        Share of the documents with this gold label that get it; None for a label that no document has.
-    recall_sd
-        See :func:`recall_sd`.
+    `mean_probability` is None where a probability is not finite.
     """
 
-    mean_probability: list[float] | None
-    predicted_share: list[float]
-    gold_share: list[float]
-    recall: list[float | None]
-    recall_sd: float | None
+    predicted: list[int]
+    gold: list[int]
+    hits: list[int]
+    mean_probability: list[float] | None = None
+
+    @property
+    def documents(self) -> int:
+        return sum(self.gold)
+
+    @property
+    def predicted_share(self) -> list[float]:
+        return [count / self.documents for count in self.predicted]
+
+    @property
+    def gold_share(self) -> list[float]:
+        return [count / self.documents for count in self.gold]
+
+    @property
+    def recall(self) -> list[float | None]:
+        """Share of the documents of each gold label that get it; None for a label that no document has."""
+        return [hit / of if of else None for hit, of in zip(self.hits, self.gold, strict=True)]
+
+    @property
+    def recall_sd(self) -> float | None:
+        """Standard deviation of recall over the labels that occur: 0 without selection bias (Zheng et al., 2024).
+
+        The labels are all there are, not a sample of labels, so their number stands in the denominator.
+        """
+        known = [one for one in self.recall if one is not None]
+        return statistics.pstdev(known) if known else None
+
+    def shares(self) -> dict[str, Any]:
+        """The same as shares of the documents, for a reader."""
+        names = ("mean_probability", "predicted_share", "gold_share", "recall", "recall_sd")
+        return {name: getattr(self, name) for name in names}
 
 
-def label_bias(gold: np.ndarray, proba: np.ndarray, predicted: np.ndarray) -> LabelBias:
-    """Shares and recalls label by label.
+def count_labels(gold: np.ndarray, proba: np.ndarray, predicted: np.ndarray) -> LabelCounts:
+    """Which labels a method prefers, over the documents with a gold label.
 
     Examples
     --------
     >>> gold, proba = np.array([0, 0, 1, 1]), np.array([[0.9, 0.1], [0.6, 0.4], [0.8, 0.2], [0.3, 0.7]])
-    >>> found = label_bias(gold, proba, proba.argmax(axis=1))
+    >>> found = count_labels(gold, proba, proba.argmax(axis=1))
     >>> found.predicted_share, found.gold_share
     ([0.75, 0.25], [0.5, 0.5])
     >>> found.recall, found.recall_sd
     ([1.0, 0.5], 0.25)
     """
-    counts = confusion(gold, predicted, proba.shape[1])
-    recall = recalls(np.diagonal(counts), counts.sum(axis=1))
-    finite = bool(np.isfinite(proba).all())
-    return LabelBias(
-        mean_probability=proba.mean(axis=0).tolist() if finite else None,
-        predicted_share=(counts.sum(axis=0) / len(gold)).tolist(),
-        gold_share=(counts.sum(axis=1) / len(gold)).tolist(),
-        recall=recall,
-        recall_sd=recall_sd(recall),
-    )
+    gold, proba, predicted = labeled(gold, proba, predicted)
+    of_each = (predicted, gold, gold[gold == predicted])
+    counts = [np.bincount(some, minlength=proba.shape[1]).tolist() for some in of_each]
+    finite = len(proba) > 0 and bool(np.isfinite(proba).all())
+    return LabelCounts(counts[0], counts[1], counts[2], proba.mean(axis=0).tolist() if finite else None)
+
+
+def added(counts: Iterable[LabelCounts]) -> LabelCounts:
+    """The documents of several tasks with the same labels, counted together."""
+    columns = [[sum(some) for some in zip(*column, strict=True)] for column in list(zip(*counts, strict=True))[:3]]
+    return LabelCounts(*columns)
 
 
 def confusion(gold: np.ndarray, predicted: np.ndarray, labels: int) -> np.ndarray:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from lm_eval_proca.scores.record import RunRecord
 from lm_eval_proca.scores.score_table import NO_GOLD, ScoreTable
 
 
@@ -21,7 +22,7 @@ def made_table(
     eval_rows: int = 200,
     estimate_rows: int = 300,
     hidden: bool = False,
-    **metadata: Any,
+    **record: Any,
 ) -> ScoreTable:
     rng = np.random.default_rng([seed, shots, labels])
 
@@ -45,22 +46,24 @@ def made_table(
         gold=np.concatenate([eval_gold, np.full(estimate_rows + 3, NO_GOLD)]),
         estimate_gold=np.concatenate([np.full(eval_rows, NO_GOLD), estimate_gold, np.full(3, NO_GOLD)]),
         scores=np.vstack([eval_scores, estimate_scores, content_free]),
-        representations=dict(zip(("0.667", "1.0"), states.astype(np.float16), strict=True)) if hidden else {},
-        metadata={
-            "task": task,
-            "model": "somewhere/made-model",
-            "num_fewshot": shots,
-            "seed": seed,
-            "labels": ["Negative", "Positive"] if labels == 2 else [f"label{k}" for k in range(labels)],
-            "estimate_source": "split:train",
-            "filters": {
-                "none": [{"function": "take_first"}],
-                "bc": [{"function": "bc"}],
-                "conca": [{"function": "conca"}],
-                "proca": [{"function": "proca", "n_init": 5}],
-            },
-            **metadata,
-        },
+        representations=dict(zip(("0.667", "-1"), states.astype(np.float16), strict=True)) if hidden else {},
+        record=RunRecord(
+            **{
+                "task": task,
+                "model": "somewhere/made-model",
+                "num_fewshot": shots,
+                "seed": seed,
+                "labels": ("Negative", "Positive") if labels == 2 else tuple(f"label{k}" for k in range(labels)),
+                "estimate_source": "split:train",
+                "filters": {
+                    "none": [{"function": "take_first"}],
+                    "bc": [{"function": "bc"}],
+                    "conca": [{"function": "conca"}],
+                    "proca": [{"function": "proca", "n_init": 5}],
+                },
+                **record,
+            }
+        ),
     )
 
 

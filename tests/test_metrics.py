@@ -17,9 +17,9 @@ from lm_eval_proca.metrics import (
     accuracy,
     calibration_error,
     confusion,
+    count_labels,
     holm,
     kendall_tau,
-    label_bias,
     mean,
     mean_by,
     measures,
@@ -255,7 +255,7 @@ def test_label_bias_is_that_of_scikit_learn() -> None:
     rng = np.random.default_rng(4)
     gold, proba = rng.integers(4, size=300), rng.dirichlet(np.ones(4), size=300)
     predicted = proba.argmax(axis=1)
-    found = label_bias(gold, proba, predicted)
+    found = count_labels(gold, proba, predicted)
     recalls = recall_score(gold, predicted, average=None)
     assert found.recall == pytest.approx(recalls.tolist())
     assert found.recall_sd == pytest.approx(np.std(recalls))
@@ -266,7 +266,7 @@ def test_label_bias_is_that_of_scikit_learn() -> None:
 
 def test_a_label_that_no_document_has_is_not_in_the_spread_of_recalls() -> None:
     gold, predicted = np.array([0, 0, 1]), np.array([0, 2, 1])
-    found = label_bias(gold, np.full((3, 3), np.nan), predicted)
+    found = count_labels(gold, np.full((3, 3), np.nan), predicted)
     assert found.recall == [0.5, 1.0, None]
     assert found.recall_sd == 0.25
     assert found.mean_probability is None

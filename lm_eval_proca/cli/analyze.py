@@ -12,6 +12,7 @@ from typing import Any
 
 from lm_eval.utils import setup_logging
 
+from lm_eval_proca import distributed
 from lm_eval_proca.calibration.base import Calibrator
 from lm_eval_proca.calibration.registry import CALIBRATORS
 from lm_eval_proca.cli.options import (
@@ -25,8 +26,8 @@ from lm_eval_proca.cli.options import (
     whole_number,
 )
 from lm_eval_proca.compare.formats.tabular import text_table, write_rows
+from lm_eval_proca.distributed import is_first_process
 from lm_eval_proca.errors import ProcaError, ResultsError
-from lm_eval_proca.harness.gather import is_first_process
 from lm_eval_proca.metrics import Observation, mean_by
 from lm_eval_proca.paper import ANALYSES, NOTES, ablation, boundary, estimate_set, figures, prompts, prototypes
 from lm_eval_proca.paper import observations as need
@@ -36,7 +37,6 @@ from lm_eval_proca.paper.plan import PAPER, Plan
 from lm_eval_proca.runs.score_files import find_score_tables, read_run
 from lm_eval_proca.scores.fitting import make_calibrators
 from lm_eval_proca.scores.score_table import ScoreTable
-from lm_eval_proca.sweep import ranks
 from lm_eval_proca.sweep.cell import cell_scores
 from lm_eval_proca.sweep.runner import run_cells
 from lm_eval_proca.sweep.task_files import find_task_files
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
 
     setup_logging("ERROR")  # LMEVAL_LOG_LEVEL, if set, wins: the progress would be buried
-    ranks.join()
+    distributed.join()
     plans = {name: _plan(name, args) for name in analyses}
     try:
         tables_of, failures = _tables_of_model(plans, args)

@@ -45,7 +45,8 @@ def run(args: argparse.Namespace) -> int:
             )
         scores, words = _in_order_of_fit(path, new, calibrator)
         _note_other_origin(path, new.origin, calibrator.origin_)
-        log_proba = calibrator.predict_log_proba(scores, representations=new.representations)
+        states = _layers_of_fit(path, new, calibrator) if calibrator.uses_representations else None
+        log_proba = calibrator.predict_log_proba(scores, representations=states)
         for number, (label, row) in enumerate(zip(np.argmax(log_proba, axis=1), np.exp(log_proba), strict=True)):
             probabilities = {f"p({word})": float(p) for word, p in zip(words, row, strict=True)}
             rows.append({"file": path, "row": number, "label": int(label), "word": words[label], **probabilities})
@@ -68,6 +69,20 @@ def _in_order_of_fit(path: str, new: NewScores, calibrator: Calibrator) -> tuple
             f"the columns these names, in any order."
         )
     return new.scores[:, [words.index(word) for word in fitted]], fitted
+
+
+def _layers_of_fit(path: str, new: NewScores, calibrator: Calibrator) -> np.ndarray | None:
+    """The hidden states of the layers of the fit, in its order; None where there are none at all."""
+    layers = calibrator.origin_.get("layers") or list(new.representations)
+    if not new.representations:
+        return None
+    if missing := [layer for layer in layers if layer not in new.representations]:
+        raise CalibrationError(
+            f"{path} has hidden states of the layers {', '.join(new.representations)}, but not of "
+            f"{', '.join(missing)}, which the calibrator was fitted on; score again with "
+            f"proca.layers={'/'.join(layers)}."
+        )
+    return np.stack([new.representations[layer] for layer in layers])
 
 
 def _note_other_origin(path: str, ours: Mapping[str, Any], fitted: Mapping[str, Any]) -> None:

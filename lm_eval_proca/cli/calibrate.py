@@ -139,14 +139,14 @@ def _chosen(args: argparse.Namespace) -> tuple[Params, dict[str, Calibrator] | N
 
 
 def _headline(table: ScoreTable) -> str:
-    known = table.metadata
-    parts = [str(known.get("task")), PurePath(str(known.get("model", ""))).name]
-    parts += [f"{known['num_fewshot']}-shot"] if known.get("num_fewshot") is not None else []
-    parts += [f"seed {known['seed']}"] if known.get("seed") is not None else []
+    record = table.record
+    parts = [record.task, PurePath(record.model or "").name]
+    parts += [f"{record.num_fewshot}-shot"] if record.num_fewshot is not None else []
+    parts += [f"seed {record.seed}"] if record.seed is not None else []
     evaluated, estimated = (int((table.role == role).sum()) for role in ("eval", "estimate"))
     parts.append(f"{evaluated} evaluation rows, {len(table.labels)} labels")
     if estimated:
-        parts.append(f"{estimated} estimate rows ({known.get('estimate_source', 'unknown source')})")
+        parts.append(f"{estimated} estimate rows ({record.estimate_source})")
     return ", ".join(part for part in parts if part)
 
 
@@ -161,7 +161,7 @@ def _notes(table: ScoreTable, measured: Sequence[Measured], failures: Mapping[st
     notes += in_words(failures)
     for row in measured:
         notes += [f"{row.name}: {warning}" for warning in _report(row).get("warnings", ())]
-    if table.metadata.get("labels_are_positions"):
+    if table.record.labels_are_positions:
         notes.append("the choices differ from document to document, so what is calibrated is their position.")
     return notes
 
@@ -200,7 +200,6 @@ def _number(measure: Interval) -> str:
 
 
 def _row(file: str, table: ScoreTable, row: Measured) -> dict[str, Any]:
-    known = table.metadata
     numbers = {
         f"{name}{suffix}": number
         for name, interval in row.measures.items()
@@ -208,7 +207,7 @@ def _row(file: str, table: ScoreTable, row: Measured) -> dict[str, Any]:
     }
     return {
         "file": file,
-        **{key: known.get(key) for key in ("model", "task", "num_fewshot", "seed")},
+        **{key: getattr(table.record, key) for key in ("model", "task", "num_fewshot", "seed")},
         "eval_rows": int((table.role == "eval").sum()),
         "calibrator": row.name,
         "fitted_on": None if row.fit is None else role_to_fit(row.fit.calibrator, table),
@@ -216,6 +215,6 @@ def _row(file: str, table: ScoreTable, row: Measured) -> dict[str, Any]:
         "params": {} if row.fit is None else row.fit.calibrator.get_params(),
         **numbers,
         "recall_sd": row.bias.recall_sd,
-        "bias": {"labels": table.labels, **row.bias._asdict()},
+        "bias": {"labels": table.labels, **row.bias.shares()},
         "fit": _report(row) or None,
     }

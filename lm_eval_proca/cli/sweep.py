@@ -10,11 +10,11 @@ from itertools import groupby
 import datasets
 from lm_eval.utils import setup_logging
 
+from lm_eval_proca import distributed
 from lm_eval_proca.cli.options import add_backend_options, model_of, names, positive, settings_of, whole_number
+from lm_eval_proca.distributed import is_first_process
 from lm_eval_proca.errors import ModelError
-from lm_eval_proca.harness.gather import is_first_process
 from lm_eval_proca.metrics import grouped
-from lm_eval_proca.sweep import ranks
 from lm_eval_proca.sweep.cell import Cell, Model, earlier_runs, unfinished_cells
 from lm_eval_proca.sweep.generation import evaluate_generating
 from lm_eval_proca.sweep.grid import Prompts, estimate_cost, grid, render_prompts, token_counter
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     # Hundreds of runs would bury the plan and the progress; LMEVAL_LOG_LEVEL, if set, wins.
     setup_logging("ERROR")
     datasets.disable_progress_bars()
-    ranks.join()
+    distributed.join()
     settings = settings_of(args)
     task_files = find_task_files(names(args.tasks), args.include_path)
     models = _models(args)

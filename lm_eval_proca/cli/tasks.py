@@ -9,7 +9,7 @@ from typing import Any
 
 from lm_eval_proca.cli.options import add_include_path
 from lm_eval_proca.compare.formats.tabular import text_table
-from lm_eval_proca.harness.fixed_labels import judge
+from lm_eval_proca.harness.stock_tasks import judge
 from lm_eval_proca.sweep.task_files import find_task_configs
 
 SPLITS = ("training_split", "validation_split", "test_split", "fewshot_split")

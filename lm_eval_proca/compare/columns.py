@@ -92,7 +92,7 @@ def _column_names(task: str, conditions: Sequence[Conditions]) -> tuple[dict[Con
         "limit": lambda c: "no limit" if c.limit is None else f"limit {c.limit:g}",
         "estimate set size": lambda c: f"estimate {c.estimate_size or 'unknown'}",
         "number of evaluated rows": lambda c: f"{c.eval_rows} rows",
-        "evaluated rows": lambda c: f"rows {(c.eval_hash or 'unknown')[:6]}",
+        "evaluated documents": lambda c: f"documents {(c.documents_hash or 'unknown')[:6]}",
         "choice of demonstrations": lambda c: c.demonstrations or "demonstrations as drawn",
         "template": lambda c: f"template {c.template}",
     }
@@ -125,7 +125,7 @@ def _newest(measurements: Iterable[Measurement]) -> tuple[list[Measurement], lis
 
 def _why_replaced(newest: Run, old: Run) -> str:
     differs = ["prompts"] * (newest.prompt_hash != old.prompt_hash)
-    differs += ["estimate rows"] * (newest.estimate_hash != old.estimate_hash)
+    differs += ["estimate rows"] * (newest.unlabeled_hash != old.unlabeled_hash)
     return (
         f"{newest.task}, {newest.shots} shots, seed {newest.seed} of {newest.model} was run more than once"
         f"{' with different ' + ' and '.join(differs) if differs else ''}: {newest.file} is newer and counts, "

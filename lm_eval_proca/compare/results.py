@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lm_eval_proca.calibration.registry import CALIBRATORS, get_calibrator
-from lm_eval_proca.compare.preferences import LabelCounts, add_label_counts, read_label_counts
 from lm_eval_proca.errors import ResultsError
+from lm_eval_proca.metrics import LabelCounts, added
 from lm_eval_proca.runs.output_folder import (
     ACCURACY,
     evaluated,
@@ -33,6 +33,7 @@ from lm_eval_proca.runs.output_folder import (
 )
 from lm_eval_proca.scores.fitting import RAW
 from lm_eval_proca.scores.identity import BACKEND, IDENTITY_FILE, Part, digest, model_identity, weights_and_rest
+from lm_eval_proca.scores.record import RunRecord
 
 OF_THE_PROMPT = (
     "description", "doc_to_text", "doc_to_target", "doc_to_choice", "process_docs", "target_delimiter",
@@ -47,7 +48,7 @@ class Conditions(NamedTuple):
     task_version: str | None
     limit: float | None
     eval_rows: int | None
-    eval_hash: str | None
+    documents_hash: str | None
     estimate_size: int | None
     demonstrations: str | None = None  # None: drawn whatever their labels, in the order of the draw
     template: str | None = None
@@ -68,10 +69,11 @@ class Run:
     conditions: Conditions
     generated: bool
     prompt_hash: str | None
-    estimate_hash: str | None
+    unlabeled_hash: str | None
     methods: Mapping[str, str]
     """What the tables call each filter."""
     parameters: Mapping[str, str]
+    labels: tuple[str, ...]
     label_counts: Mapping[str, LabelCounts]
     warnings: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """What each fit said against itself, by filter."""
@@ -183,8 +185,7 @@ def _runs_of(file: Path, document: Any) -> tuple[list[Run], list[str]]:
         if not set(accuracy) - {RAW}:
             without_calibration += [printable(task)] if accuracy else []
             continue
-        version, proca = mapping(task_config, "metadata").get("version"), record_of(task_config)
-        generated = str(proca.get("estimate_source")).startswith(("file:", "generated:"))
+        version, record = mapping(task_config, "metadata").get("version"), record_of(task_config, printable(task))
         runs.append(
             Run(
                 file=file,
@@ -192,25 +193,26 @@ def _runs_of(file: Path, document: Any) -> tuple[list[Run], list[str]]:
                 model=model,
                 arguments=arguments,
                 task=printable(task),
-                shots=int(_number(proca.get("num_fewshot", task_config.get("num_fewshot"))) or 0),
-                seed=_integer(proca.get("seed", config.get("fewshot_seed"))),
+                shots=int(_known(record.num_fewshot, _number(task_config.get("num_fewshot"))) or 0),
+                seed=_known(record.seed, _integer(config.get("fewshot_seed"))),
                 accuracy=accuracy,
                 conditions=Conditions(
                     task_version=_text(mapping(document, "versions").get(task, version)),
-                    limit=_number(proca.get("limit", config.get("limit"))),
-                    eval_rows=_integer(proca.get("eval_rows", evaluated(document, task))),
-                    eval_hash=_text(proca.get("eval_hash")),
-                    estimate_size=_integer(proca.get("estimate_size")),
-                    demonstrations=_chosen_demonstrations(proca),
+                    limit=_known(record.limit, _number(config.get("limit"))),
+                    eval_rows=_known(record.eval_rows, _integer(evaluated(document, task))),
+                    documents_hash=record.documents_hash,
+                    estimate_size=record.estimate_size,
+                    demonstrations=_chosen_demonstrations(record),
                     template=_digest_of_template(task_config),
                 ),
-                generated=generated,
-                prompt_hash=_text(proca.get("prompt_hash")),
-                estimate_hash=_text(proca.get("estimate_hash")),
-                methods={name: _method_name(name, task_config, generated) for name in accuracy},
+                generated=record.generated,
+                prompt_hash=record.prompt_hash,
+                unlabeled_hash=record.unlabeled_hash,
+                methods={name: _method_name(name, task_config, record.generated) for name in accuracy},
                 parameters={name: _parameters(name, task_config) for name in accuracy if name != RAW},
-                label_counts=read_label_counts(proca, accuracy),
-                warnings=_warnings(mapping(proca, "fits"), accuracy),
+                labels=tuple(map(printable, record.labels)),
+                label_counts=record.label_counts,
+                warnings=_warnings(record.fits, accuracy),
             )
         )
     return runs, without_calibration
@@ -242,7 +244,7 @@ def _with_groups(document: Mapping[str, Any], runs: Sequence[Run]) -> list[Run]:
 def _group_run(group: str, members: Sequence[Run], accuracy: Mapping[str, float], version: Any) -> Run:
     conditions = [run.conditions for run in members]
     rows = [one.eval_rows for one in conditions if one.eval_rows is not None]
-    hashes = [one.eval_hash for one in conditions]
+    hashes = [one.documents_hash for one in conditions]
     return replace(
         members[0],
         task=printable(group),
@@ -250,15 +252,23 @@ def _group_run(group: str, members: Sequence[Run], accuracy: Mapping[str, float]
         conditions=conditions[0]._replace(
             task_version=_text(version),
             eval_rows=sum(rows) if len(rows) == len(members) else None,
-            eval_hash=None if None in hashes else digest(hashes),
+            documents_hash=None if None in hashes else digest(hashes),
             template=digest([one.template for one in conditions], 6),
         ),
         prompt_hash=digest([run.prompt_hash for run in members]),
-        estimate_hash=digest([run.estimate_hash for run in members]),
-        label_counts=add_label_counts([run.label_counts for run in members]),
+        unlabeled_hash=digest([run.unlabeled_hash for run in members]),
+        **_labels_together(members),
         warnings={},
         members=tuple(run.task for run in members),
     )
+
+
+def _labels_together(members: Sequence[Run]) -> dict[str, Any]:
+    """The labels of a group, counted over all its documents; nothing where its tasks have different ones."""
+    if len({run.labels for run in members}) > 1:
+        return {"labels": (), "label_counts": {}}
+    names = set.intersection(*(set(run.label_counts) for run in members))
+    return {"label_counts": {name: added(run.label_counts[name] for run in members) for name in sorted(names)}}
 
 
 def _digest_of_template(task_config: Mapping[str, Any]) -> str:
@@ -391,9 +401,14 @@ def _text(value: Any) -> str | None:
     return None if value is None else printable(str(value))
 
 
-def _chosen_demonstrations(proca: Mapping[str, Any]) -> str | None:
+def _known(recorded: Any, otherwise: Any) -> Any:
+    """What a run of ours has recorded; of other runs, what lm-eval says."""
+    return otherwise if recorded is None else recorded
+
+
+def _chosen_demonstrations(record: RunRecord) -> str | None:
     """How an ablation chose its demonstrations, in words."""
-    counts, order = proca.get("demonstration_counts"), _integer(proca.get("order_seed"))
-    words = [f"demonstrations {'/'.join(map(str, counts))}"] if isinstance(counts, list) else []
+    counts, order = record.demonstration_counts, record.order_seed
+    words = [f"demonstrations {'/'.join(map(str, counts))}"] if counts is not None else []
     words += [f"order {order}"] if order is not None else []
     return ", ".join(words) or None

@@ -1,21 +1,249 @@
-"""lm-eval's filters named after calibrators (`proca`, `conca`, `bc`, …): one name per calibrator in the registry."""
+"""From scores to filters: every process's scores become one table, the table is kept, calibrators are fitted on it, and
+what they make of the evaluation rows becomes the responses of lm-eval's filters (`proca`, `conca`, `bc`, ...)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+import importlib.metadata
+import logging
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
 
+import numpy as np
 from lm_eval.api.filter import Filter
+from lm_eval.api.group import Group
+from lm_eval.api.instance import Instance
 from lm_eval.api.registry import filter_registry
+from lm_eval.api.task import ConfigurableTask
 
+import lm_eval_proca
+from lm_eval_proca.calibration.base import Calibrator
 from lm_eval_proca.calibration.registry import CALIBRATORS
-from lm_eval_proca.errors import TaskError
+from lm_eval_proca.calibration.representation import unit_scale
+from lm_eval_proca.distributed import compute_once, gather, is_first_process
+from lm_eval_proca.errors import DistributedError, ProcaError, TaskError
+from lm_eval_proca.harness.documents import Doc, Document
+from lm_eval_proca.harness.settings import MEANINGLESS_METRICS
+from lm_eval_proca.scores.fitting import Fit, fit_all, in_words, recorded
+from lm_eval_proca.scores.identity import score_table_name
+from lm_eval_proca.scores.record import RunRecord
+from lm_eval_proca.scores.score_table import NO_GOLD, ROLES, ScoreTable
 
-if TYPE_CHECKING:
-    from lm_eval.api.instance import Instance
+logger = logging.getLogger("lm_eval.proca")  # below lm-eval's own logger, the only one that its command shows
 
-    from lm_eval_proca.harness.shards import Document
-    from lm_eval_proca.scores.fitting import Fit
+PACKAGES = ("lm-eval", "transformers", "torch", "scikit-learn")
+SAME_SCORES = 0.01
+"""Scores of the same model on two batch sizes lie closer; those of two models do not."""
+
+
+@dataclass(frozen=True)
+class ScoringPlan:
+    """What a run scores; the same on every process."""
+
+    documents: Mapping[int, Document]
+    """Every document of every process, by the id that it has in lm-eval."""
+    further: Mapping[int, Doc]
+    """Those that only calibrators are fitted on; their ids come after those of all evaluation documents."""
+    record: RunRecord
+
+
+# ------------------------------------------------------------------ before and after the model
+
+
+def ask_for_hidden_states(
+    requests: Iterable[Instance], calibrators: Iterable[Calibrator], layers: Sequence[int | float]
+) -> None:
+    """Let a model that can keep hidden states of these layers, if a calibrator uses them."""
+    if layers and any(calibrator.uses_representations for calibrator in calibrators):
+        for request in requests:
+            if request.idx == 0:  # all labels of a document stand behind the same prompt
+                request.layers = tuple(layers)
+
+
+@dataclass(frozen=True)
+class ScoredDocument:
+    """A document and its label scores; `truncated` is None where the model does not tell."""
+
+    document: Document
+    scores: list[float]
+    truncated: bool | None = None
+    hidden_states: Mapping[str, np.ndarray] | None = None
+    """By layer; None where there are none."""
+    why_no_states: str = ""
+
+
+def by_document(instances: Iterable[Instance]) -> dict[int, list[Instance]]:
+    """The requests of each document, in the order of its labels."""
+    of_document: defaultdict[int, list[Instance]] = defaultdict(list)
+    for instance in sorted(instances, key=lambda instance: instance.idx):
+        of_document[instance.doc_id].append(instance)
+    return of_document
+
+
+def scored_documents(instances: Iterable[Instance], documents: Mapping[int, Document]) -> list[ScoredDocument]:
+    """What this process has scored; `documents` says what lm-eval's document ids stand for."""
+    scored = []
+    for doc_id, requests in by_document(instances).items():
+        # The evaluator pads ranks with copies of requests, so an instance may hold its response twice.
+        scores = [float(request.resps[0][0]) for request in requests]
+        cut = [request.truncated for request in requests if hasattr(request, "truncated")]
+        states, why = _hidden_states(requests[0])
+        scored.append(ScoredDocument(documents[doc_id], scores, any(cut) if cut else None, states, why))
+    return scored
+
+
+def _hidden_states(request: Instance) -> tuple[dict[str, np.ndarray] | None, str]:
+    """Scaled to unit root mean square, which half precision can hold whatever the model; or why there are none."""
+    if not hasattr(request, "hidden_states"):
+        return None, (
+            "only --model hf-shared-prefix gives them, and not for requests that --use_cache answers "
+            "from its file (run without --use_cache, or delete the file)"
+        )
+    if request.hidden_states is None:
+        return None, "hf-shared-prefix scored them like hf, which gives no hidden states (its log line says why)"
+    scaled = unit_scale(request.hidden_states).astype(np.float16)
+    return {str(layer): state for layer, state in zip(request.layers, scaled, strict=True)}, ""
+
+
+def merge(
+    shards: Sequence[Sequence[ScoredDocument]], expected: Iterable[Document], *, task: str
+) -> list[ScoredDocument]:
+    """Every expected document once, by role and index; every rank may hold every document (tensor parallelism)."""
+    found: dict[Document, ScoredDocument] = {}
+    for shard in shards:
+        for scored in shard:
+            found.setdefault(scored.document, scored)
+    missing = [document for document in expected if document not in found]
+    if missing:
+        raise DistributedError(
+            f"{task}: {len(missing)} documents were not scored by any of the {len(shards)} processes, the first is "
+            f"{missing[0]}; stock `--model hf` loses documents on several nodes (local rank with global world size), "
+            f"use `--model hf-shared-prefix` there."
+        )
+    return sorted(found.values(), key=lambda scored: (ROLES.index(scored.document.role), scored.document.index))
+
+
+def score_table(scored: Sequence[ScoredDocument], record: RunRecord) -> ScoreTable:
+    """The documents as a table; the gold labels of estimate rows go into a column of their own."""
+    roles = np.array([one.document.role for one in scored])
+    gold = np.array([one.document.gold for one in scored], dtype=np.int64)
+    states = [one.hidden_states for one in scored if one.hidden_states is not None]
+    complete = states if len(states) == len(scored) else []
+    cut = [one.truncated for one in scored if one.truncated is not None]
+    others = {name: importlib.metadata.version(name) for name in PACKAGES}
+    return ScoreTable(
+        role=roles,
+        index=np.array([one.document.index for one in scored], dtype=np.int64),
+        gold=np.where(roles == "eval", gold, NO_GOLD),
+        estimate_gold=np.where(roles == "estimate", gold, NO_GOLD),
+        scores=np.array([one.scores for one in scored], dtype=np.float64),
+        record=replace(
+            record,
+            truncated_prompts=sum(cut) if cut else None,
+            versions={"lm-eval-proca": lm_eval_proca.__version__, **others},
+        ),
+        representations={layer: np.stack([one[layer] for one in complete]) for layer in (complete or [{}])[0]},
+    )
+
+
+# ------------------------------------------------------------------ tables and fits
+
+
+def check_scores_dir(task: str, folder: str | None) -> None:
+    """Fail early if `scores_dir` cannot be created; only the process that will write creates it."""
+
+    def make() -> None:
+        try:
+            Path(str(folder)).expanduser().mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise TaskError(
+                f"{task}: proca.scores_dir={folder} cannot be a folder for score tables ({error.strerror}); name "
+                f"another one."
+            ) from error
+
+    if folder is not None:
+        compute_once(make)
+
+
+def calibrate(
+    plan: ScoringPlan,
+    requests: Iterable[Instance],
+    calibrators: Mapping[str, Calibrator],
+    *,
+    scores_dir: str | None,
+) -> tuple[dict[str, Fit], RunRecord]:
+    """The fits by filter, and the record of the run with what they report.
+
+    A fit that fails, and scores that are not finite, remove only calibrated rows of this task.
+    """
+    task = plan.record.task
+    # Beyond the labels come the requests of acc_mutual_info, which score every label without a prompt.
+    wanted = [one for one in requests if one.idx < len(plan.record.labels)]
+    scored = merge(gather(scored_documents(wanted, plan.documents)), plan.documents.values(), task=task)
+    table = score_table(scored, plan.record)
+    if scores_dir is not None:
+        _keep(table, Path(scores_dir).expanduser())
+
+    # Made once and handed to all processes: a tie within rounding is decided the same way everywhere.
+    fits, failures = compute_once(lambda: fit_all(table, calibrators, no_states=_missing_states(scored)))
+    record = recorded(table, fits, failures)
+    if is_first_process():
+        _warn(record, table)
+    return fits, record
+
+
+def _missing_states(scored: Sequence[ScoredDocument]) -> str:
+    """Why hidden states cannot be used, in words; empty if every document has them."""
+    reasons = [one.why_no_states for one in scored if one.hidden_states is None]
+    return f"{len(reasons)} of {len(scored)} documents have no hidden states: {reasons[0]}." if reasons else ""
+
+
+def _warn(record: RunRecord, table: ScoreTable) -> None:
+    task = record.task
+    for sentence in in_words(record.not_calibrated):
+        logger.warning("%s: %s", task, sentence)
+    for name, report in record.fits.items():
+        for warning in report.get("warnings", ()):
+            logger.warning("%s, %s: %s", task, name, warning)
+    gold = table.gold_of("eval")
+    if missing := int((gold == NO_GOLD).sum()):
+        logger.warning(
+            "%s: %d of %d evaluated documents have no gold label; they are calibrated, and no row counts them",
+            task, missing, len(gold),
+        )  # fmt: skip
+
+
+def _keep(table: ScoreTable, folder: Path) -> None:
+    """Write the score table; a full disk must not cost the results of all tasks."""
+    task = table.record.task
+    try:
+        path = compute_once(lambda: table.save(_free_path(folder / score_table_name(table), table)))
+    except (OSError, ProcaError) as error:  # the latter where another process has failed
+        logger.error("%s: the score table cannot be written to %s (%s)", task, folder, error)
+    else:
+        if is_first_process():
+            size = path.stat().st_size / 2**20
+            logger.info("%s: score table written to %s (%.1f MiB)", task, path, size)
+
+
+def _free_path(path: Path, table: ScoreTable) -> Path:
+    """Of a model that was handed over as a Python object nothing is known but its scores: other ones, another file."""
+    if table.record.model_hash is not None:
+        return path
+    candidates = (path if number == 1 else path.with_stem(f"{path.stem}-{number}") for number in count(1))
+    return next(one for one in candidates if not one.exists() or _same_scores(ScoreTable.load(one), table))
+
+
+def _same_scores(one: ScoreTable, other: ScoreTable) -> bool:
+    return one.scores.shape == other.scores.shape and np.allclose(
+        one.scores, other.scores, rtol=0, atol=SAME_SCORES, equal_nan=True
+    )
+
+
+# ------------------------------------------------------------------ filters
 
 
 class CalibrationFilter(Filter):
@@ -47,14 +275,62 @@ def give_out(name: str, fit: Fit, instances: Iterable[Instance], documents: Mapp
     row = {index: number for number, index in enumerate(fit.documents)}
     labels = fit.log_proba.shape[1]
     for instance in instances:
-        document = documents[instance.doc_id]
-        if document.role == "eval":
-            raw, is_greedy = instance.resps[0]
-            # Requests beyond the labels are those of acc_mutual_info; nobody reads them in a calibrated row.
-            score = fit.log_proba[row[document.index], instance.idx] if instance.idx < labels else raw
-            instance.filtered_resps[name] = CalibratedResponse(float(score), is_greedy)
+        raw, is_greedy = instance.resps[0]
+        # Requests beyond the labels are those of acc_mutual_info; nobody reads them in a calibrated row.
+        place = row[documents[instance.doc_id].index]
+        score = fit.log_proba[place, instance.idx] if instance.idx < labels else raw
+        instance.filtered_resps[name] = CalibratedResponse(float(score), is_greedy)
 
 
 for _name in CALIBRATORS:
     if _name not in filter_registry:  # a later lm-eval may have read our entry points already
         filter_registry.register(_name, target=CalibrationFilter)
+
+
+# ------------------------------------------------------------------ groups
+
+
+class GroupRows:
+    """Which calibrated rows a group averages: those that all tasks have which its raw row averages.
+
+    lm-eval averages each filter over the tasks that have it. Beside a raw row over more tasks, such an average says
+    nothing, so the row is left out and a log line names the task that lacks it.
+    """
+
+    def __init__(self, groups: Iterable[Group], ours: Collection[str]) -> None:
+        self._groups = [group for group in groups if group.aggregate_metric_list]
+        self._listed = {
+            (group.name, k): entry.filter_list
+            for group in self._groups
+            for k, entry in enumerate(group.aggregate_metric_list or ())
+        }
+        self._awaited = set(ours)
+        self._rows: dict[str, set[str]] = {}
+
+    def arrived(self, task: str, rows: Iterable[str]) -> None:
+        """Once the calibrated rows of the last task are known, say what each group averages."""
+        self._rows[task] = set(rows)
+        if self._awaited <= self._rows.keys():
+            for group in self._groups:
+                self._choose(group)
+
+    def _choose(self, group: Group) -> None:
+        for k, entry in enumerate(group.aggregate_metric_list or ()):
+            tasks = [task for task in group.get_all_tasks() if entry.metric in _metrics(task)]
+            ours = {name for task in tasks for name in getattr(task, "calibrators", ())}
+            listed = self._listed[group.name, k]
+            raw = sorted({one.name for task in tasks for one in getattr(task, "_filters", None) or ()} - ours)
+            shown = raw if listed is None else [name for name in listed if name in raw]
+            if not ours or not shown or entry.metric in MEANINGLESS_METRICS:
+                continue
+            wanted = sorted(ours & set(listed or ours) or ours)
+            names = [task.task_name for task in tasks]
+            lacking = {name: [task for task in names if name not in self._rows.get(task, ())] for name in wanted}
+            entry.filter_list = [*shown, *(name for name in wanted if not lacking[name])]
+            for name, some in lacking.items():
+                if 0 < len(some) < len(tasks) and is_first_process():
+                    logger.warning("%s: no row for %s, which %s has not", group.name, name, ", ".join(some[:3]))
+
+
+def _metrics(task: Any) -> Collection[str]:
+    return task._metric_fn_list if isinstance(task, ConfigurableTask) else task.aggregation()

@@ -1,14 +1,20 @@
-"""The `calibration:` block of a task and the `proca.*` settings that override it at run time."""
+"""What a task and a run may say: the `calibration:` block, the `proca.*` settings that override it, the YAML around.
+
+Mistakes are told before anything is downloaded or scored.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from lm_eval_proca.errors import TaskError
+from lm_eval_proca.calibration.base import Calibrator
+from lm_eval_proca.calibration.registry import CALIBRATORS
+from lm_eval_proca.errors import CalibrationError, TaskError
+from lm_eval_proca.scores.fitting import RAW, calibrator_of_step
 
 logger = logging.getLogger("lm_eval.proca")
 
@@ -40,8 +46,9 @@ class Settings:
     """Number of demonstrations per label id, e.g. 3/5; by default they are drawn regardless of their label."""
     order_seed: int | None = None
     """Seed of the order of the demonstrations alone; by default the order in which they were drawn."""
-    layers: tuple[int | float, ...] = (0.5, 0.75, 1.0)
-    """Layers whose hidden states are kept beside the scores: indices, or fractions of the depth; () keeps none."""
+    layers: tuple[int | float, ...] = (0.5, 0.75, -1)
+    """Layers whose hidden states are kept beside the scores: whole numbers count layers, -1 is the last; numbers
+    between 0 and 1 are fractions of the depth; () keeps none."""
     scores_dir: str | None = None
     """Folder that gets the score table of the run."""
 
@@ -49,11 +56,11 @@ class Settings:
 KNOWN = tuple(field.name for field in fields(Settings))
 
 CALIBRATE = "calibrate"
-"""`--metadata proca.calibrate=true` calibrates lm-eval's own tasks too: a word about a run, not about a task."""
+"""`--metadata proca.calibrate=true` calibrates lm-eval's own tasks too; it is about a run, not about a task."""
 
 
 def read_settings(task: str, block: Any, metadata: Mapping[str, Any]) -> Settings:
-    """The YAML block of a task, overridden by the run's metadata, overridden by nothing."""
+    """The YAML block of a task, overridden by the run's metadata."""
     if not isinstance(block, Mapping):
         raise TaskError(f"{task}: the `calibration:` block must be a mapping, got {block!r}.")
     if unknown := sorted(set(map(str, block)) - set(KNOWN)):
@@ -122,17 +129,21 @@ def _typed(source: str, key: str, value: Any) -> Any:
 
 
 def _layers(source: str, value: Any) -> tuple[int | float, ...]:
-    """`0.5/1.0` or `20/30`: a number with a point is a fraction of the depth. `none` keeps no hidden states."""
+    """`0.5/-1` or `20/30`; `none` keeps no hidden states. No layer has two notations but by the model's depth."""
     if value == "none" or value == []:
         return ()
     parts = value.split("/") if isinstance(value, str) else value if isinstance(value, (list, tuple)) else [value]
     try:
-        return tuple(float(part) if "." in str(part) else int(part) for part in parts)
+        layers = tuple(float(part) if "." in str(part) else int(part) for part in parts)
     except (TypeError, ValueError):
+        layers = ()
+    ends = [layer for layer in layers if isinstance(layer, float) and not 0 < layer < 1]
+    if not layers or ends or len(set(layers)) < len(layers):
         raise TaskError(
-            f"{source}: layers must be indices or fractions of the depth such as 20/30 or 0.5/1.0, or none, got "
-            f"{value!r}."
-        ) from None
+            f"{source}: layers must be different whole numbers (-1 is the last layer) or fractions of the depth "
+            f"between 0 and 1, such as 20/-1 or 0.5/0.75, or none, got {value!r}."
+        )
+    return layers
 
 
 def _whole_number(source: str, key: str, value: Any, *, least: int) -> int:
@@ -143,3 +154,83 @@ def _whole_number(source: str, key: str, value: Any, *, least: int) -> int:
     if isinstance(value, bool) or number < least:
         raise TaskError(f"{source}: {key} must be a whole number of at least {least}, got {value!r}.")
     return number
+
+
+# ------------------------------------------------------------------ the YAML of a task
+
+MEANINGLESS_METRICS = {
+    "acc_norm": "it divides scores by label length",
+    "acc_bytes": "it divides scores by label length",
+    "acc_mutual_info": "it needs unconditional scores, which are not calibrated",
+    "exact_match": "it looks at the model's greedy token, not at scores",
+    "likelihood": "it is a likelihood of the model",
+}
+
+
+def default_filters() -> list[dict[str, Any]]:
+    """Raw scores, and every calibrator there is."""
+    calibrated = [{"name": name, "filter": [{"function": name}]} for name in CALIBRATORS]
+    return [{"name": RAW, "filter": [{"function": "take_first"}]}, *calibrated]
+
+
+def check_config(task: str, config: Mapping[str, Any], text_fields: Sequence[str]) -> None:
+    if config.get("output_type") != "multiple_choice":
+        raise TaskError(
+            f"{task}: output_type is {config.get('output_type')!r}, but only multiple_choice tasks with a fixed list "
+            f"of labels can be calibrated."
+        )
+    if config.get("doc_to_choice") is None:
+        raise TaskError(f"{task}: doc_to_choice is missing; give the fixed list of label words.")
+    if not text_fields:
+        raise TaskError(
+            f"{task}: calibration.text_fields is missing; name the columns that a content-free document replaces, "
+            f"e.g. `text_fields: [sentence]`."
+        )
+    for entry in config["metric_list"]:
+        if entry.get("metric") in MEANINGLESS_METRICS:
+            raise TaskError(
+                f"{task}: the metric {entry['metric']} means nothing for calibrated scores "
+                f"({MEANINGLESS_METRICS[entry['metric']]}); remove it from metric_list, acc is the one to keep."
+            )
+    sampler = (config.get("fewshot_config") or {}).get("sampler", "default")
+    if sampler not in {"default", "first_n"}:
+        raise TaskError(
+            f"{task}: fewshot_config.sampler must be default or first_n, got {sampler!r}; a calibrated task has the "
+            f"same demonstrations for every document."
+        )
+
+
+def calibrators_of(task: str, filter_list: Sequence[Mapping[str, Any]]) -> dict[str, Calibrator]:
+    """The calibrators behind the filters of a task, by the filter's name."""
+    made = {}
+    for entry in filter_list:
+        functions = [step["function"] for step in entry["filter"]]
+        if not set(functions) & set(CALIBRATORS):
+            continue
+        if len(functions) > 1:
+            raise TaskError(
+                f"{task}: the filter {entry['name']} is a chain of {', '.join(functions)}; a calibrator is fitted on "
+                f"scores as the model gave them, so make it the only function of its filter."
+            )
+        try:
+            made[entry["name"]] = calibrator_of_step(entry["filter"][0])
+        except CalibrationError as error:
+            raise TaskError(f"{task}: the filter {entry['name']} cannot be used: {error}") from error
+    return made
+
+
+def check_labels(task: str, labels: Sequence[str], settings: Settings) -> None:
+    words = [label.strip() for label in labels]
+    if len(words) < 2:
+        raise TaskError(f"{task}: calibration needs at least two labels, doc_to_choice gives {list(labels)}.")
+    twice = sorted({word for word in words if words.count(word) > 1})
+    if twice:
+        raise TaskError(
+            f"{task}: the label word {twice[0]!r} stands for two labels in {list(labels)}; make them differ."
+        )
+    size = settings.estimate_size
+    if settings.estimate_file is None and size < len(words):
+        raise TaskError(
+            f"{task}: an estimate set of {size} documents is too small for {len(words)} labels; set "
+            f"proca.estimate_size to at least {len(words)}, better a hundred per label."
+        )

@@ -3,44 +3,183 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from functools import cached_property
 from typing import Any
 
 import datasets
 import numpy as np
+from lm_eval.api.instance import Instance
+from lm_eval.api.metrics import mean
 from lm_eval.api.task import ConfigurableTask
 
+from lm_eval_proca.calibration.base import Calibrator
 from lm_eval_proca.errors import DistributedError, TaskError
-from lm_eval_proca.harness.config import calibrators_of, check_config, check_labels, default_filters
-from lm_eval_proca.harness.data import check_dataset, fixed_part, local_folder, read_folder
-from lm_eval_proca.harness.estimate import UnlabeledDoc
-from lm_eval_proca.harness.filters import give_out
-from lm_eval_proca.harness.outcome import check_scores_dir, fit_scores
-from lm_eval_proca.harness.plan import Plan, make_plan, missing_demonstrations
-from lm_eval_proca.harness.requests import requests_of
-from lm_eval_proca.harness.sampler import OnePromptSampler
-from lm_eval_proca.harness.settings import read_settings, without_settings
-from lm_eval_proca.harness.shards import ask_for_hidden_states
+from lm_eval_proca.harness.documents import (
+    Doc,
+    Document,
+    OnePromptSampler,
+    UnlabeledDoc,
+    UnlabeledRows,
+    check_dataset,
+    content_free_docs,
+    draw_rows,
+    fixed_part,
+    local_folder,
+    read_estimate_file,
+    read_folder,
+    without_label,
+)
+from lm_eval_proca.harness.filters import (
+    CalibratedResponse,
+    GroupRows,
+    ScoringPlan,
+    ask_for_hidden_states,
+    calibrate,
+    check_scores_dir,
+    give_out,
+)
+from lm_eval_proca.harness.settings import (
+    MEANINGLESS_METRICS,
+    calibrators_of,
+    check_config,
+    check_labels,
+    default_filters,
+    read_settings,
+    without_settings,
+)
+from lm_eval_proca.scores.gold import NO_GOLD, gold_index
+from lm_eval_proca.scores.identity import identity_of_task
+from lm_eval_proca.scores.record import RunRecord, documents_hash, fingerprint
 
 logger = logging.getLogger("lm_eval.proca")  # below lm-eval's own logger, the only one that its command shows
 
 DEFAULT_SEED = 1234
 """lm-eval's own default for few-shot examples, for callers that never set one."""
 
-Doc = dict[str, Any]
+NOT_ABOUT_PROMPTS = {"tokenizer_name", "rank", "world_size", "cache_requests", "rewrite_requests_cache"}
 
 
-class CalibratedTask(ConfigurableTask):
+class Calibrated(ConfigurableTask):
+    """What `CalibratedTask` and lm-eval's own tasks share: further documents are scored, calibrators fitted on them.
+
+    A document's way: `build_all_requests` makes lm-eval's requests and those of the further documents, which lm-eval
+    scores but never counts; `apply_filters` makes one table of all scores, fits, and gives the calibrated scores to
+    lm-eval's filters; `process_results` measures them as lm-eval does.
+    """
+
+    plan: ScoringPlan | None = None
+    """What the run scores; None for a task that cannot be calibrated and runs as it is."""
+    calibrators: Mapping[str, Calibrator]
+    """By the names of their filters."""
+    scores_dir: str | None = None
+    layers: Sequence[int | float] = ()
+    group_rows: GroupRows | None = None
+
+    @abstractmethod
+    def gold(self, doc: Mapping[str, Any]) -> int:
+        """Index of a document's label, or NO_GOLD."""
+
+    def prompt_of(self, doc: Doc, options: Mapping[str, Any], name: str) -> str:
+        """The prompt of a document; `name` is for the sentence, should it have none.
+
+        `options` are those of `build_all_requests`.
+        """
+        options = {key: value for key, value in options.items() if key not in NOT_ABOUT_PROMPTS}
+        shots = self.config.num_fewshot or 0
+        try:
+            return self.fewshot_context(doc, num_fewshot=shots, gen_prefix=self.doc_to_prefix(doc), **options)
+        except TaskError:
+            raise
+        except Exception as error:  # of any function or template of the YAML
+            reason = " ".join(str(error).split())
+            raise TaskError(
+                f"{self.config.task}: {name} cannot be put into the prompt ({type(error).__name__}: {reason}); make "
+                f"doc_to_text fit every text, or drop such rows with process_docs."
+            ) from error
+
+    def requests_of(self, doc_id: int, doc: Doc, options: Mapping[str, Any], name: str) -> list[Instance]:
+        """One request per label."""
+        return self.construct_requests(
+            doc=doc,
+            ctx=self.prompt_of(doc, options, name),
+            metadata=(self.config["task"], doc_id, self.config.repeats),
+            apply_chat_template=options.get("apply_chat_template", False),
+            chat_template=options.get("chat_template"),
+        )
+
+    def share_of_further(self, plan: ScoringPlan, options: Mapping[str, Any]) -> list[tuple[int, Doc]]:
+        """The further documents that this process scores."""
+        return list(plan.further.items())[options.get("rank", 0) :: options.get("world_size", 1)]
+
+    def apply_filters(self) -> None:
+        """lm-eval's own filters on its own requests; the fits, as responses of the others."""
+        if self.plan is None:
+            super().apply_filters()
+            return
+        fits, record = calibrate(self.plan, self.instances, self.calibrators, scores_dir=self.scores_dir)
+        self.config.metadata["proca"] = record.as_json()  # lm-eval writes the metadata into its results file
+        self._instances = [one for one in self.instances if one.doc_id not in self.plan.further]
+        for ensemble in self._filters:
+            if ensemble.name not in self.calibrators:
+                ensemble.apply(self._instances)
+        for name, fit in fits.items():
+            give_out(name, fit, self._instances, self.plan.documents)
+        if self.group_rows is not None:
+            self.group_rows.arrived(self.task_name, fits)
+
+    def process_results(self, doc: Any, results: Any) -> dict[str, Any]:
+        """As in lm-eval; documents without a gold label count nowhere, and calibrated rows always have an accuracy."""
+        if self.plan is None or "bypass" in self._metric_fn_list:
+            return super().process_results(doc, results)
+        gold = self.gold(doc)
+        if gold == NO_GOLD:
+            return {}
+        metrics = super().process_results(doc, results)
+        if not isinstance(results[0], CalibratedResponse):
+            return metrics
+        scores = [response.score for response in results[: len(self.plan.record.labels)]]
+        kept = {name: value for name, value in metrics.items() if name not in MEANINGLESS_METRICS}
+        return {"acc": float(np.argmax(scores) == gold), **kept}
+
+    def aggregation(self) -> dict[str, Any]:
+        return {"acc": mean, **super().aggregation()}
+
+    def higher_is_better(self) -> dict[str, bool]:
+        return {"acc": True, **super().higher_is_better()}
+
+    def check_shares(self, documents: Mapping[int, Document], world_size: int) -> None:
+        """lm-eval stops at the end of a run in which a process has evaluated nothing that can be measured."""
+        golds = [document.gold for document in documents.values() if document.role == "eval"]
+        if len(golds) < world_size:
+            raise DistributedError(
+                f"{self.config.task}: {len(golds)} evaluation documents are fewer than the {world_size} processes "
+                f"that share them; raise --limit or start fewer processes."
+            )
+        shares = [any(gold != NO_GOLD for gold in golds[rank::world_size]) for rank in range(world_size)]
+        if any(shares) and not all(shares):
+            raise DistributedError(
+                f"{self.config.task}: one of {world_size} processes would evaluate only documents without a gold "
+                f"label; start fewer processes."
+            )
+
+
+def gold_if_any(gold_of: Callable[[Any], int], doc: Mapping[str, Any]) -> int:
+    try:
+        return gold_of(doc)
+    except Exception:  # an unlabeled row may fail in any template or function of the YAML
+        return NO_GOLD
+
+
+class CalibratedTask(Calibrated):
     """Use from YAML as `class: !function lm_eval_proca.CalibratedTask`, with a `calibration:` block.
 
     Every evaluation document is scored as in the same task without this class. Behind the same prompt come the
-    estimate documents and the content-free documents, with document ids after those of the evaluation, so that
-    lm-eval scores but never counts them. A document's way: `build_all_requests` makes the plan and the requests,
-    lm-eval has them scored, `apply_filters` gathers the scores into one table, keeps it if asked, and fits.
+    estimate documents and the content-free documents, with document ids after those of the evaluation.
     """
-
-    plan: Plan
 
     def __init__(
         self,
@@ -54,6 +193,7 @@ class CalibratedTask(ConfigurableTask):
         name = str(config.get("task"))
         metadata = config.get("metadata") or {}
         self.settings = read_settings(name, config.pop("calibration", {}), metadata)
+        self.scores_dir, self.layers = self.settings.scores_dir, self.settings.layers
         config["metadata"] = without_settings(metadata)
         config.setdefault("metric_list", [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}])
         config.setdefault("filter_list", default_filters())
@@ -111,12 +251,6 @@ class CalibratedTask(ConfigurableTask):
         columns = [self.eval_docs[name] for name in self.settings.text_fields]
         return {tuple(str(text).strip() for text in row) for row in zip(*columns, strict=True)}
 
-    @cached_property
-    def estimate_pool(self) -> datasets.Dataset:
-        """The rows that the estimate set is drawn from."""
-        docs = self.dataset[self.settings.estimate_split]
-        return self.config.process_docs(docs) if self.config.process_docs else docs
-
     def fewshot_docs(self) -> None:
         """Nothing for the base class, which would copy the whole split into a list; see `_fewshot_pool`."""
         return None
@@ -153,18 +287,17 @@ class CalibratedTask(ConfigurableTask):
         return super().doc_to_target(doc, doc_to_target)
 
     def gold(self, doc: Mapping[str, Any]) -> int:
-        """Index of a document's label."""
+        """Index of a document's label, or NO_GOLD for -1, nothing or an empty word: the row is unlabeled."""
         target = self.doc_to_target(doc)
-        if isinstance(target, str) and target in self.labels:
-            return self.labels.index(target)
-        if isinstance(target, (int, np.integer)) and 0 <= target < len(self.labels):
-            return int(target)
+        found = gold_index(target, self.labels)
+        if found != NO_GOLD or target in (-1, None, "") or target != target:
+            return found
         raise TaskError(
             f"{self.config.task}: the label {target!r} of a row is none of the {len(self.labels)} labels "
             f"{self.labels}; correct doc_to_target or doc_to_choice, or drop such rows with process_docs."
         )
 
-    # ------------------------------------------------------------------ requests
+    # ------------------------------------------------------------------ what is scored
 
     def set_fewshot_seed(self, seed: int | None = None) -> None:
         """One seed for the demonstrations and, unless `proca.estimate_seed` is given, for the estimate set."""
@@ -194,53 +327,173 @@ class CalibratedTask(ConfigurableTask):
         *,
         limit: int | None = None,
         samples: list[int] | None = None,
-        rank: int = 0,
-        world_size: int = 1,
         cache_requests: bool = False,
         rewrite_requests_cache: bool = False,
-        **prompt_options: Any,
+        **options: Any,
     ) -> None:
         """Requests of this rank's evaluation documents, then of its share of those that calibrators are fitted on."""
-        self.plan = plan = make_plan(self, limit=limit, samples=samples, prompt_options=prompt_options)
-        evaluated = plan.record["eval_rows"]
-        if evaluated < world_size:
-            raise DistributedError(
-                f"{self.config.task}: {evaluated} evaluation documents are fewer than the {world_size} processes "
-                f"that share them; raise --limit or start fewer processes."
-            )
-        check_scores_dir(self.config.task, self.settings.scores_dir)
-        if rank == 0:
-            self._announce(cache_requests)
-        super().build_all_requests(
-            limit=limit, samples=samples, rank=rank, world_size=world_size, cache_requests=False, **prompt_options
-        )
-        for doc_id in list(plan.calibration_docs)[rank::world_size]:
-            doc, name = plan.calibration_docs[doc_id], str(plan.documents[doc_id])
-            self._instances += requests_of(self, doc_id, doc, prompt_options, name)
-        ask_for_hidden_states(self._instances, self.calibrators.values(), self.settings.layers)
+        self.plan = plan = self._make_plan(limit, samples, options)
+        self.check_shares(plan.documents, options.get("world_size", 1))
+        check_scores_dir(self.config.task, self.scores_dir)
+        if options.get("rank", 0) == 0:
+            self._announce(plan, cache_requests)
+        super().build_all_requests(limit=limit, samples=samples, cache_requests=False, **options)
+        for doc_id, doc in self.share_of_further(plan, options):
+            self._instances += self.requests_of(doc_id, doc, options, str(plan.documents[doc_id]))
+        ask_for_hidden_states(self._instances, self.calibrators.values(), self.layers)
 
-    def _announce(self, cache_requests: bool) -> None:
-        task = self.config.task
-        if (warning := missing_demonstrations(self)) is not None:
+    def _make_plan(self, limit: int | None, samples: Sequence[int] | None, options: Mapping[str, Any]) -> ScoringPlan:
+        """Every document that will be scored, checked before any of them is."""
+        total = len(self.eval_docs)
+        evaluated = sorted(set(samples)) if samples else fixed_part(total, int(limit)) if limit else list(range(total))
+        # With --samples, lm-eval numbers the chosen documents anew.
+        documents = {
+            (number if samples else i): Document("eval", i, self.gold(self.eval_docs[i]))
+            for number, i in enumerate(evaluated)
+        }
+        blank = content_free_docs(self.eval_docs[0], self.settings.text_fields, self.label_column)
+        roles = {calibrator.fits_on for calibrator in self.calibrators.values()}
+        unlabeled = self._unlabeled_rows() if "estimate" in roles or self.settings.estimate_file else UnlabeledRows()
+        if "content_free" in roles or self.settings.estimate_file:
+            self._check_shown_columns(blank[0], options)
+        further: dict[int, Doc] = {}
+        rows = {"estimate": (unlabeled.docs, unlabeled.gold), "content_free": (blank, [NO_GOLD] * len(blank))}
+        for role in (role for role in rows if role in roles):
+            for index, (doc, gold) in enumerate(zip(*rows[role], strict=True)):
+                documents[total + len(further)] = Document(role, index, gold)
+                further[total + len(further)] = doc
+        self._check_choices(documents, further)
+        prompt_hash = fingerprint([self.prompt_of(blank[1], options, "The empty document")])
+        return ScoringPlan(documents, further, self._record(evaluated, limit, unlabeled, prompt_hash))
+
+    def _record(
+        self, evaluated: Sequence[int], limit: int | None, unlabeled: UnlabeledRows, prompt_hash: str
+    ) -> RunRecord:
+        shots, seed = self.config.num_fewshot or 0, self.sampler.seed
+        run: dict[str, Any] = {"num_fewshot": shots, "seed": seed, "limit": limit}
+        docs = map(self.eval_docs.__getitem__, evaluated)
+        return RunRecord(
+            task=str(self.config.task),
+            task_version=str(self.VERSION),
+            labels=tuple(self.labels),
+            eval_rows=len(evaluated),
+            estimate_source=unlabeled.source,
+            estimate_size=len(unlabeled.docs),
+            estimate_seed=unlabeled.seed,
+            generated_by=unlabeled.generated_by,
+            demonstrations=tuple(self.sampler.indices(shots)),
+            demonstration_counts=self.settings.demonstration_counts,
+            order_seed=self.settings.order_seed,
+            documents_hash=documents_hash([self.text_of(doc), self.gold(doc)] for doc in docs),
+            prompt_hash=prompt_hash,
+            unlabeled_hash=fingerprint(self.text_of(doc) for doc in unlabeled.docs),
+            filters={entry["name"]: entry["filter"] for entry in self.config.filter_list},
+            **run,
+            **identity_of_task(self.config.metadata, asdict(self.settings), run),
+        )
+
+    def _unlabeled_rows(self) -> UnlabeledRows:
+        """The estimate set: rows of a file or of a split that are neither demonstrations nor evaluated."""
+        demonstrated = {self.text_of(row) for row in self.sampler.sample(self.config.num_fewshot or 0)}
+        forbidden, settings = demonstrated | self.evaluated_texts, self.settings
+        seed = self.sampler.seed if settings.estimate_seed is None else settings.estimate_seed
+
+        def allowed(row: Mapping[str, Any]) -> bool:
+            return self.text_of(row) not in forbidden
+
+        if settings.estimate_file is not None:
+            return self._rows_of_file(settings.estimate_file, allowed, seed)
+        docs = self.dataset[settings.estimate_split]
+        pool = self.config.process_docs(docs) if self.config.process_docs else docs
+        rows = draw_rows(pool, settings.estimate_size, seed, allowed=allowed)
+        if len(rows) < settings.estimate_size:
+            raise TaskError(
+                f"{self.task_name}: estimate_size is {settings.estimate_size}, but the estimate split has only "
+                f"{len(rows)} rows that are neither evaluated nor demonstrations; set --metadata "
+                f"proca.estimate_size={len(rows)} or less."
+            )
+        return UnlabeledRows(
+            source=f"split:{settings.estimate_split}",
+            docs=[without_label(row, self.label_column) for row in rows],
+            gold=[gold_if_any(self.gold, row) for row in rows],
+            seed=seed,
+        )
+
+    def _rows_of_file(self, file: str, allowed: Callable[[Mapping[str, Any]], bool], seed: int) -> UnlabeledRows:
+        """Columns that the file does not have are those of the first document."""
+        provenance, docs = read_estimate_file(file, task=self.task_name, text_fields=self.settings.text_fields)
+        usable = [doc for doc in docs if allowed(doc)][: self.settings.estimate_size]
+        if len(usable) < len(self.labels):
+            raise TaskError(
+                f"{self.task_name}: {file} has {len(usable)} usable documents, too few for {len(self.labels)} labels; "
+                f"generate more."
+            )
+        blank = without_label(self.eval_docs[0], self.label_column)
+        filled = [UnlabeledDoc({**blank, **doc}) for doc in usable]
+        return UnlabeledRows(f"file:{file}", filled, [NO_GOLD] * len(usable), seed, provenance)
+
+    # ------------------------------------------------------------------ checks before scoring
+
+    def _check_choices(self, documents: Mapping[int, Document], further: Mapping[int, Doc]) -> None:
+        """Every document has the labels of the first one, in their order."""
+        if isinstance(self.config.doc_to_choice, (list, dict)):
+            return
+        for doc_id, document in documents.items():
+            doc = further[doc_id] if doc_id in further else self.eval_docs[document.index]
+            try:
+                choices = list(self.doc_to_choice(doc))
+            except Exception as error:  # of any function or template of the YAML
+                raise TaskError(
+                    f"{self.task_name}: doc_to_choice fails on {document} ({type(error).__name__}: {error}); a "
+                    f"calibrated task has one fixed list of labels, give it as a list."
+                ) from error
+            if choices != self.labels:
+                raise TaskError(
+                    f"{self.task_name}: {document} has the labels {choices}, the first evaluated one {self.labels}; "
+                    f"only tasks with one fixed list of labels in one order can be calibrated (process_docs may drop "
+                    f"rows)."
+                )
+
+    def _check_shown_columns(self, blank: UnlabeledDoc, options: Mapping[str, Any]) -> None:
+        """A column that the prompt shows and a content-free input keeps would carry one document's content into it."""
+        shown = self.prompt_of(blank, options, "The content-free document")
+        for column in self.eval_docs.column_names:
+            if column in self.settings.text_fields or column not in blank:
+                continue
+            other = next((value for value in self.eval_docs[column] if value != blank[column]), blank[column])
+            changed = UnlabeledDoc({**blank, column: other})
+            if self.prompt_of(changed, options, f"A document with another {column}") != shown:
+                raise TaskError(
+                    f"{self.task_name}: the prompt shows the column {column}, which differs between documents, but "
+                    f"calibration.text_fields is {', '.join(self.settings.text_fields)}, so that every content-free or "
+                    f"generated input would show the first document's; add {column} to text_fields."
+                )
+
+    def _announce(self, plan: ScoringPlan, cache_requests: bool) -> None:
+        task, record = self.config.task, plan.record
+        if (warning := self._missing_demonstrations()) is not None:
             logger.warning("%s: %s", task, warning)
         if cache_requests:
             logger.warning(
-                "%s: --cache_requests is left aside, its key knows neither the seed nor the estimate set; building "
-                "the requests anew takes seconds.",
+                "%s: --cache_requests is ignored: its key lacks the seed and the estimate set. Building the requests "
+                "takes seconds.",
                 task,
             )
-        logger.info("%s: about to score %s", task, self.plan.cost)
+        counts = Counter(document.role for document in plan.documents.values())
+        documents = " + ".join(f"{count} {role.replace('_', '-')}" for role, count in counts.items())
+        logger.info(
+            "%s: about to score %s documents x %d labels = %d requests behind one prompt of %d shots (seed %s)",
+            task, documents, len(record.labels), counts.total() * len(record.labels), record.num_fewshot, record.seed,
+        )  # fmt: skip
 
-    # ------------------------------------------------------------------ results
-
-    def apply_filters(self) -> None:
-        """The fits, and what they make of the scores, as responses of their filters."""
-        filters = {entry["name"]: entry["filter"] for entry in self.config.filter_list}
-        fits, failures = fit_scores(
-            self, self.plan, self.calibrators, filters=filters, scores_dir=self.settings.scores_dir
+    def _missing_demonstrations(self) -> str | None:
+        """Which labels no demonstration shows, unless that was asked for."""
+        shots = self.config.num_fewshot or 0
+        shown = {gold_if_any(self.gold, row) for row in self.sampler.sample(shots)}
+        missing = [label for k, label in enumerate(self.labels) if k not in shown]
+        if not shown or NO_GOLD in shown or not missing or self.settings.demonstration_counts is not None:
+            return None
+        return (
+            f"none of the {shots} demonstrations of seed {self.sampler.seed} shows {', '.join(missing)}; choose their "
+            f"labels with proca.demonstration_counts, or another --seed"
         )
-        for ensemble in self._filters:
-            if ensemble.name in fits:
-                give_out(ensemble.name, fits[ensemble.name], self._instances, self.plan.documents)
-            elif ensemble.name not in failures:
-                ensemble.apply(self._instances)

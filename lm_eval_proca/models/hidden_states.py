@@ -17,18 +17,28 @@ from torch import nn
 from lm_eval_proca.errors import ModelError
 
 Layer = int | float
-"""An index, or a fraction of the depth: 1.0 is the last layer, 1 the first."""
+"""An index, from the end where it is negative (-1 is the last layer), or a fraction of the depth."""
 
 
 def layer_index(layer: Layer, depth: int) -> int:
     """The index of a layer in a model of this depth."""
-    index = round(layer * depth) if isinstance(layer, float) else layer
+    index = round(layer * depth) if isinstance(layer, float) else layer if layer >= 0 else depth + 1 + layer
     if not 0 <= index <= depth:
         raise ModelError(
-            f"There is no layer {layer} in a model of {depth} layers; give an index from 0 to {depth}, or a fraction "
-            f"of the depth from 0.0 to 1.0, in proca.layers."
+            f"There is no layer {layer} in a model of {depth} layers; give an index from 0 to {depth}, -1 for the "
+            f"last, or a fraction of the depth between 0 and 1, in proca.layers."
         )
     return index
+
+
+def check_layers(layers: Sequence[Layer], depth: int) -> None:
+    """No layer of a model is asked for twice, under two names."""
+    found = [layer_index(layer, depth) for layer in layers]
+    if len(set(found)) < len(found):
+        raise ModelError(
+            f"proca.layers={'/'.join(map(str, layers))} names a layer of this model of {depth} layers twice "
+            f"({'/'.join(map(str, found))}); leave one of them out."
+        )
 
 
 @contextmanager

@@ -15,12 +15,12 @@ Requirement = Callable[[ScoreTable], "str | None"]
 
 def prompt_of(table: ScoreTable) -> Observation:
     """Which run an accuracy belongs to, and how many evaluation rows it rests on."""
-    metadata = table.metadata
+    record = table.record
     return {
-        "model": PurePath(str(metadata.get("model", "unknown"))).name,
-        "task": str(metadata.get("task", "unknown")),
-        "num_fewshot": metadata.get("num_fewshot"),
-        "seed": metadata.get("seed"),
+        "model": PurePath(record.model or "unknown").name,
+        "task": record.task,
+        "num_fewshot": record.num_fewshot,
+        "seed": record.seed,
         "eval_rows": int((table.role == "eval").sum()),
     }
 
@@ -54,14 +54,13 @@ def usable(tables: Sequence[ScoreTable], requirements: Sequence[Requirement]) ->
         if reason is None:
             fitting.append(table)
         else:
-            reasons[f"{table.metadata.get('task')} ({reason})"] = None
+            reasons[f"{table.record.task} ({reason})"] = None
     return fitting, list(reasons)
 
 
 def finite_scores(table: ScoreTable) -> str | None:
     reason = table.not_finite()
-    known = table.metadata
-    return reason and f"{known.get('num_fewshot')} shots, seed {known.get('seed')}: {reason}"
+    return reason and f"{table.record.num_fewshot} shots, seed {table.record.seed}: {reason}"
 
 
 def two_labels(table: ScoreTable) -> str | None:
@@ -77,5 +76,9 @@ def labeled_estimate_set(table: ScoreTable) -> str | None:
 
 
 def chosen_demonstrations(table: ScoreTable) -> str | None:
-    chosen = all(table.metadata.get(key) is not None for key in ("demonstration_counts", "order_seed"))
-    return None if chosen else "not run with the settings demonstration_counts and order_seed"
+    record = table.record
+    return (
+        None
+        if record.demonstration_counts is not None and record.order_seed is not None
+        else "not run with the settings demonstration_counts and order_seed"
+    )

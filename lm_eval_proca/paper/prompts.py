@@ -20,7 +20,7 @@ def proportions(tables: Sequence[ScoreTable], calibrators: Mapping[str, Calibrat
     """Accuracy of every method per number of positive demonstrations and order (two labels)."""
     observed: list[Observation] = []
     for table in tables:
-        _, positives = table.metadata["demonstration_counts"]
-        order = table.metadata["order_seed"]
+        _, positives = table.record.demonstration_counts or (0, 0)
+        order = table.record.order_seed
         observed += observe(table, accuracies(table, calibrators), positives=positives, order=order)
     return observed

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lm_eval_proca import __version__
 from lm_eval_proca.calibration.base import Calibrator
 from lm_eval_proca.calibration.registry import CALIBRATORS
 from lm_eval_proca.errors import ScoreTableError
@@ -24,7 +23,7 @@ from lm_eval_proca.metrics import accuracy, confusion, standard_error
 from lm_eval_proca.runs.groups import RECALL_SD, SAME, STDERR, add_group_rows, lower_is_better
 from lm_eval_proca.runs.output_folder import ACCURACY, evaluated, mapping, read_document, record_of, samples_file
 from lm_eval_proca.runs.sample_logs import Correct, document_hash, first_lines, read_samples, with_filter
-from lm_eval_proca.scores.fitting import RAW, Fit, accuracy_of, fit_all, label_biases, predictions
+from lm_eval_proca.scores.fitting import RAW, Fit, accuracy_of, fit_all, predictions, recorded
 from lm_eval_proca.scores.score_table import ScoreTable
 
 CALIBRATED_IN_RUN = "calibrated by the run itself"
@@ -69,7 +68,7 @@ class FittedTask:
 def why_unchanged(document: Mapping[str, Any], task: str) -> str | None:
     """Why a task of a results file is left as it is, before its samples are looked at."""
     metrics, config = document["results"].get(task, {}), document["configs"][task]
-    if any(f"{ACCURACY},{name}" in metrics for name in CALIBRATORS) or record_of(config).get("fits"):
+    if any(f"{ACCURACY},{name}" in metrics for name in CALIBRATORS) or record_of(config, task).fits:
         return CALIBRATED_IN_RUN
     return None if config.get("output_type", "multiple_choice") == "multiple_choice" and metrics else NO_CHOICES
 
@@ -141,7 +140,7 @@ def _read(file: Path, document: Mapping[str, Any], task: str) -> ScoreTable | Sk
         table = read_samples(path, {"task": task, "model": document.get("model_name"), "num_fewshot": shots})
     except ScoreTableError as error:
         return Skipped(task, str(error).rstrip("."), damaged=True)
-    if table.metadata["labels_are_positions"]:
+    if table.record.labels_are_positions:
         return Skipped(task, "its choices differ from document to document, or from input to input", damaged=False)
     expected, found = evaluated(document, task), len(table.index)
     if expected not in (None, found):
@@ -157,26 +156,15 @@ def _add_rows(run: CalibratedRun, task: FittedTask, failures: Mapping[str, str])
     """Put the numbers of a task into the document; its confusions by filter."""
     metrics, config = run.document["results"][task.name], run.document["configs"][task.name]
     gold = task.table.gold_of("eval")
-    bias, confusions = label_biases(task.table, task.fits), {}
+    record, confusions = recorded(task.table, task.fits, failures), {}
     for name, _, predicted in predictions(task.table, task.fits):
         if name != RAW:
             metrics[f"{ACCURACY},{name}"] = accuracy(gold, predicted)
             metrics[f"{STDERR},{name}"] = standard_error(predicted == gold)
-        metrics[f"{RECALL_SD},{name}"] = bias[name]["recall_sd"]
+        metrics[f"{RECALL_SD},{name}"] = record.label_counts[name].recall_sd
         confusions[name] = confusion(gold, predicted, len(task.table.labels))
     lower_is_better(run.document, task.name)
-    config["metadata"] = {
-        **mapping(config, "metadata"),
-        "proca": {
-            "calibrated_by": f"lm-eval-proca {__version__} calibrate",
-            "labels": task.table.labels,
-            "eval_rows": len(gold),
-            "folds": max((fit.folds for fit in task.fits.values()), default=None),
-            "fits": {name: fit.calibrator.fit_report() for name, fit in task.fits.items()},
-            "not_calibrated": dict(failures),
-            "bias": bias,
-        },
-    }
+    config["metadata"] = {**mapping(config, "metadata"), "proca": record.as_json()}
     if task.fits:
         run.calibrated.append(task.name)
     if (reason := task.table.not_finite()) is not None:

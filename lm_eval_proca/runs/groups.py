@@ -46,7 +46,7 @@ def add_group_rows(document: dict[str, Any], confusions: Confusions) -> list[str
                 notes.append(f"{group}: no row for {name}, which {len(missing)} of its tasks have not ({some}).")
                 continue
             row = {} if name == RAW else _average(name, [results[task] for task in tasks], sizes, by_size)
-            if calibrated == tasks and len({tuple(record_of(configs[task])["labels"]) for task in tasks}) == 1:
+            if calibrated == tasks and len({record_of(configs[task], task).labels for task in tasks}) == 1:
                 together = np.sum([confusions[task][name] for task in tasks], axis=0)
                 row[f"{RECALL_SD},{name}"] = recall_sd(recalls(np.diagonal(together), together.sum(axis=1)))
                 lower_is_better(document, group)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lm_eval_proca.errors import ResultsError
+from lm_eval_proca.scores.record import RunRecord
 
 # lm-eval writes results_<date>.json into a folder, or <stem>_<date>.json where --output_path is a JSON file.
 RESULT_FILE = re.compile(r"(results|.+_(?P<date>\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d(\.\d+)?))\.json", re.DOTALL)
@@ -116,9 +117,10 @@ def mapping(document: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def record_of(task_config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a calibrated run has written about itself."""
-    return mapping(mapping(task_config, "metadata"), "proca")
+def record_of(task_config: Mapping[str, Any], task: str) -> RunRecord:
+    """What a calibrated run has written about itself; nothing is known of other runs."""
+    written = mapping(task_config, "metadata").get("proca")
+    return RunRecord() if written is None else RunRecord.of_json(written, task)
 
 
 def evaluated(document: Mapping[str, Any], task: str) -> Any:

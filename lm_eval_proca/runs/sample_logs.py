@@ -23,6 +23,7 @@ import numpy as np
 from lm_eval_proca.errors import ResultsError, ScoreTableError
 from lm_eval_proca.runs.output_folder import ACCURACY, SAMPLES_FILE
 from lm_eval_proca.scores.fitting import RAW
+from lm_eval_proca.scores.record import RunRecord
 from lm_eval_proca.scores.score_table import NO_GOLD, ScoreTable
 
 _DOC_ID = b'{"doc_id": '
@@ -78,7 +79,13 @@ def read_samples(path: str | Path, known: Mapping[str, Any] | None = None) -> Sc
         gold=np.array(gold, dtype=np.int64),
         estimate_gold=np.full(len(scores), NO_GOLD, dtype=np.int64),
         scores=np.array(scores, dtype=np.float64),
-        metadata={**(known or _provenance(path)), "labels": labels, "labels_are_positions": not fixed},
+        record=RunRecord(
+            **(known or _provenance(path)),
+            labels=tuple(labels),
+            labels_are_positions=not fixed,
+            eval_rows=len(scores),
+            estimate_size=0,
+        ),
     )
 
 
@@ -240,7 +247,7 @@ def _provenance(path: Path) -> dict[str, Any]:
     known: dict[str, Any] = {"task": name["task"]}
     try:
         results = json.loads((path.parent / f"results_{name['date']}.json").read_text(encoding="utf-8"))
-        known["model"] = results.get("model_name") or "unknown"
+        known["model"] = results.get("model_name")
         known["num_fewshot"] = results["n-shot"][name["task"]]
     except (OSError, ValueError, KeyError, TypeError):
         pass  # the results file only adds to what is printed above the table

@@ -22,7 +22,8 @@ class NewScores(NamedTuple):
     scores: np.ndarray
     labels: list[str] | None = None
     origin: Mapping[str, Any] = {}
-    representations: np.ndarray | None = None
+    representations: Mapping[str, np.ndarray] = {}
+    """By layer, hidden states of shape (documents, width)."""
 
 
 def find_score_tables(paths: Iterable[str | Path]) -> list[Path]:
@@ -68,7 +69,9 @@ def read_scores(path: str | Path) -> NewScores:
     table = read_run(path)
     if problem := table.not_finite(("eval",)):
         raise ScoreTableError(f"{path} cannot be calibrated. {problem}; score again, e.g. in another dtype.")
-    return NewScores(table.scores_of("eval"), table.labels, table.origin, table.representations_of("eval"))
+    states = table.representations_of("eval")
+    by_layer = {} if states is None else dict(zip(table.layers, states, strict=True))
+    return NewScores(table.scores_of("eval"), table.labels, table.record.origin, by_layer)
 
 
 def _read_csv(path: Path) -> tuple[np.ndarray, list[str]]:

@@ -4,7 +4,7 @@ analyses."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,8 @@ from sklearn.base import clone
 from lm_eval_proca.calibration.base import Calibrator
 from lm_eval_proca.calibration.registry import CALIBRATORS, get_calibrator, make_calibrator
 from lm_eval_proca.errors import CalibrationError
-from lm_eval_proca.metrics import Interval, LabelBias, accuracy, label_bias, measures
+from lm_eval_proca.metrics import Interval, LabelCounts, accuracy, count_labels, measures
+from lm_eval_proca.scores.record import RunRecord
 from lm_eval_proca.scores.score_table import ScoreTable
 
 RAW = "none"
@@ -51,7 +52,7 @@ def calibrators_of_run(table: ScoreTable, params: Params | None = None) -> dict[
 
     A table without a record of filters gets one calibrator of each kind.
     """
-    filters = table.metadata.get("filters") or {name: [{"function": name}] for name in CALIBRATORS}
+    filters = table.record.filters or {name: [{"function": name}] for name in CALIBRATORS}
     chosen = {name: step for name, steps in filters.items() for step in steps if step["function"] in CALIBRATORS}
     return _made(chosen, params or {})
 
@@ -91,16 +92,21 @@ class Fit:
 
 
 def fit_all(
-    table: ScoreTable, calibrators: Mapping[str, Calibrator], *, rows: np.ndarray | None = None
+    table: ScoreTable, calibrators: Mapping[str, Calibrator], **options: Any
 ) -> tuple[dict[str, Fit], dict[str, str]]:
-    """Fits by name; and for those that are not possible, why. `rows` as in :func:`fit`."""
+    """Fits by name; and for those that fail, why: no fit may cost the other rows of a paid run.
+
+    `options` are those of :func:`fit`.
+    """
     fits: dict[str, Fit] = {}
     failures: dict[str, str] = {}
     for name, calibrator in calibrators.items():
         try:
-            fits[name] = fit(calibrator, table, rows=rows)
+            fits[name] = fit(calibrator, table, **options)
         except CalibrationError as error:
             failures[name] = str(error)
+        except Exception as error:  # of a calibrator that is anybody's own, or of a library below
+            failures[name] = f"its fit failed with {type(error).__name__}: {' '.join(str(error).split())}"
     return fits, failures
 
 
@@ -110,19 +116,21 @@ def in_words(failures: Mapping[str, str]) -> Iterator[str]:
         yield f"no row for {', '.join(name for name, why in failures.items() if why == reason)}: {reason}"
 
 
-def fit(calibrator: Calibrator, table: ScoreTable, *, rows: np.ndarray | None = None) -> Fit:
+def fit(calibrator: Calibrator, table: ScoreTable, *, rows: np.ndarray | None = None, no_states: str = "") -> Fit:
     """A copy of the calibrator, fitted on the rows of the table that it wants, and what it makes of evaluation rows.
 
-    `rows` takes some of the rows that it is fitted on, by their positions in document order.
+    `rows` takes some of the rows that it is fitted on, by their positions in document order; `no_states` says why the
+    table has no hidden states, if that is known better than the calibrator can tell.
     """
     role = role_to_fit(calibrator, table)
     _check(calibrator, table, role)
     documents = table.index_of("eval").tolist()
-    if role != "eval":
-        fitted = _fitted(calibrator, table, role, rows)
-        return Fit(fitted, documents, fitted.predict_log_proba(**_given(table, fitted, "eval")))
-    folds = fold_of_rows(len(documents), len(table.labels))
+    folds = fold_of_rows(len(documents), len(table.labels)) if role == "eval" else None
+    if no_states and calibrator.uses_representations:
+        raise CalibrationError(no_states)
     fitted = _fitted(calibrator, table, role, rows)
+    if folds is None:
+        return Fit(fitted, documents, fitted.predict_log_proba(**_given(table, fitted, "eval")))
     pool = np.arange(len(documents)) if rows is None else rows
     log_proba = np.empty((len(documents), len(table.labels)))
     for fold in range(FOLDS):
@@ -141,10 +149,21 @@ def predictions(table: ScoreTable, fits: Mapping[str, Fit]) -> Iterator[tuple[st
         yield name, np.exp(one.log_proba), np.argmax(one.log_proba, axis=1)
 
 
-def label_biases(table: ScoreTable, fits: Mapping[str, Fit]) -> dict[str, dict[str, Any]]:
-    """Which labels the raw scores and every fit prefer, as a results file records it."""
+def label_counts(table: ScoreTable, fits: Mapping[str, Fit]) -> dict[str, LabelCounts]:
+    """Which labels the raw scores and every fit prefer."""
     gold = table.gold_of("eval")
-    return {name: label_bias(gold, proba, found)._asdict() for name, proba, found in predictions(table, fits)}
+    return {name: count_labels(gold, proba, found) for name, proba, found in predictions(table, fits)}
+
+
+def recorded(table: ScoreTable, fits: Mapping[str, Fit], failures: Mapping[str, str]) -> RunRecord:
+    """The record of the run behind a table, with what was fitted on it."""
+    return replace(
+        table.record,
+        folds=max((one.folds for one in fits.values()), default=1),
+        fits={name: one.calibrator.fit_report() for name, one in fits.items()},
+        not_calibrated=dict(failures),
+        label_counts=label_counts(table, fits),
+    )
 
 
 def fold_of_rows(rows: int, labels: int) -> np.ndarray:
@@ -164,8 +183,9 @@ def role_to_fit(calibrator: Calibrator, table: ScoreTable) -> str:
 
 
 def _fitted(calibrator: Calibrator, table: ScoreTable, role: str, rows: np.ndarray | None) -> Calibrator:
+    origin = table.record.origin | ({"layers": table.layers} if calibrator.uses_representations else {})
     return clone(calibrator).fit(
-        **_given(table, calibrator, role, rows), labels=table.metadata.get("labels"), origin=table.origin
+        **_given(table, calibrator, role, rows), labels=table.record.labels or None, origin=origin
     )
 
 
@@ -198,7 +218,7 @@ class Measured:
     name: str
     fit: Fit | None
     measures: dict[str, Interval]
-    bias: LabelBias
+    bias: LabelCounts
 
 
 def recalibrate(table: ScoreTable, calibrators: Mapping[str, Calibrator]) -> tuple[list[Measured], dict[str, str]]:
@@ -206,7 +226,7 @@ def recalibrate(table: ScoreTable, calibrators: Mapping[str, Calibrator]) -> tup
     gold = table.gold_of("eval")
     fits, failures = fit_all(table, calibrators)
     found = [
-        Measured(name, fits.get(name), measures(gold, proba, predicted), label_bias(gold, proba, predicted))
+        Measured(name, fits.get(name), measures(gold, proba, predicted), count_labels(gold, proba, predicted))
         for name, proba, predicted in predictions(table, fits)
     ]
     return found, failures

@@ -22,6 +22,7 @@ from typing import Any
 import yaml
 
 from lm_eval_proca.errors import TaskError
+from lm_eval_proca.scores.score_table import ScoreTable
 
 Part = dict[str, Any]
 Identity = dict[str, Part]
@@ -271,11 +272,11 @@ def run_identity(
     }
 
 
-def identity_of_task(metadata: Mapping[str, Any], settings: Mapping[str, Any], record: Mapping[str, Any]) -> Part:
-    """The name of the weights and the identity of a run, as a task knows them from inside it: without the backend.
+def identity_of_task(metadata: Mapping[str, Any], settings: Mapping[str, Any], run: Mapping[str, Any]) -> Part:
+    """Name of the weights, identity and hash of the model, as a task knows them from inside a run: without the backend.
 
-    `metadata` is the task's, to whose own keys lm-eval adds the model's arguments and `--metadata`; `record` is what
-    the run did.
+    `metadata` is the task's, to whose own keys lm-eval adds the model's arguments and `--metadata`. Nothing is known of
+    a model that was handed over as a Python object.
     """
     given = str(metadata.get("config_source"))
     source = given if os.path.isfile(given) else None
@@ -283,20 +284,25 @@ def identity_of_task(metadata: Mapping[str, Any], settings: Mapping[str, Any], r
     own = own if isinstance(own, dict) else {}
     ours = {"proca", "version", "config_source"}
     model = model_identity({key: value for key, value in metadata.items() if key not in ours and own.get(key) != value})
-    run = {key: record[key] for key in ("num_fewshot", "seed", "limit")}
+    identity = run_identity(model, source, settings, **run)
+    who = [model, {key: identity["files"].get(key) for key in MAY_BE_FOLDERS}]
     return {
-        "model": weights_and_rest(model)[0] or "unknown",
-        "identity": run_identity(model, source, settings, **run),
+        "model": weights_and_rest(model)[0],
+        "model_hash": digest(who) if model else None,
+        "identity": identity,
     }
 
 
-def score_table_name(metadata: Mapping[str, Any]) -> str:
+def score_table_name(table: ScoreTable) -> str:
     """The file of a score table: the same run again replaces it, another never does.
 
-    Chat templates, system prompts and `--samples` are not in the identity, but in the hashes of what was scored.
+    Chat templates, system prompts, `--samples` and what a group overrides are not in the identity, but in the hashes
+    of what was scored and in the labels. Without hidden states it is another table: they must not be lost.
     """
-    scored = {key: metadata[key] for key in ("identity", "prompt_hash", "estimate_hash", "eval_hash")}
-    return f"{metadata['task']}-{metadata['num_fewshot']}shot-seed{metadata['seed']}-{digest(scored)}.parquet"
+    record = table.record
+    hashes = [record.model_hash, record.documents_hash, record.prompt_hash, record.unlabeled_hash]
+    end = digest([record.identity, hashes, record.labels, table.layers])
+    return f"{record.task}-{record.num_fewshot}shot-seed{record.seed}-{end}.parquet"
 
 
 def differences(one: Mapping[str, Mapping[str, Any]], other: Mapping[str, Mapping[str, Any]]) -> str:

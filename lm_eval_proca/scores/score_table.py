@@ -10,20 +10,18 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from lm_eval_proca.errors import ScoreTableError
+from lm_eval_proca.errors import ResultsError, ScoreTableError
 from lm_eval_proca.files import replacing
+from lm_eval_proca.scores.gold import NO_GOLD
+from lm_eval_proca.scores.record import RunRecord
 
-FORMAT_VERSION = 1
 ROLES = ("eval", "estimate", "content_free")
-NO_GOLD = -1
 
-_ORIGIN = ("task", "model", "num_fewshot", "seed", "prompt_hash")
 _WHOLE_NUMBERS = ("index", "gold", "estimate_gold")
 _METADATA_KEY = b"lm_eval_proca"
 _LAYER = "layer_"
@@ -40,17 +38,17 @@ class ScoreTable:
     index : ndarray of int64, shape (n,)
         Document index within its role: for "eval" the position in the task's evaluation documents.
     gold : ndarray of int64, shape (n,)
-        Label index of eval rows, -1 for all others.
+        Label index of eval rows, -1 for those without a gold label and for all others.
     estimate_gold : ndarray of int64, shape (n,)
         Label index of estimate rows where the data has one, else -1. Calibrators never see it; only analyses
         (class imbalance, the supervised ceiling) read it.
     scores : ndarray of float64, shape (n, labels)
         Log-likelihood of each label as lm-eval returned it; NaN and -inf are kept, they were paid for too.
     representations : dict of str to ndarray of float16, shape (n, width)
-        Hidden states of some layers at the position that predicts the label, each scaled to unit root mean square;
-        empty where the model gave none.
-    metadata : dict
-        Where the scores come from: model, task, shots, seeds, label words, identity, hashes, versions.
+        By layer, hidden states at the position that predicts the label, each scaled to unit root mean square; empty
+        where the model gave none.
+    record : RunRecord
+        What the run was: model, task, shots, seeds, label words, identity, hashes, versions.
     """
 
     role: np.ndarray
@@ -58,7 +56,7 @@ class ScoreTable:
     gold: np.ndarray
     estimate_gold: np.ndarray
     scores: np.ndarray
-    metadata: dict[str, Any] = field(default_factory=dict)
+    record: RunRecord = field(default_factory=RunRecord)
     representations: dict[str, np.ndarray] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -73,11 +71,11 @@ class ScoreTable:
             )
 
     def __eq__(self, other: object) -> bool:
-        """The same rows in the same order, bit by bit, with the same metadata."""
+        """The same rows in the same order, bit by bit, with the same record."""
         if not isinstance(other, ScoreTable):
             return NotImplemented
         return (
-            self.metadata == other.metadata
+            self.record == other.record
             and all(np.array_equal(getattr(self, name), getattr(other, name)) for name in ("role", *_WHOLE_NUMBERS))
             and np.array_equal(self.scores, other.scores, equal_nan=True)
             and self.representations.keys() == other.representations.keys()
@@ -103,14 +101,12 @@ class ScoreTable:
     @property
     def labels(self) -> list[str]:
         """The label words, in the order of the score columns."""
-        return list(self.metadata.get("labels") or [str(k) for k in range(self.scores.shape[1])])
+        return list(self.record.labels or map(str, range(self.scores.shape[1])))
 
     @property
-    def origin(self) -> dict[str, Any]:
-        """Model and prompt behind the scores, as far as they are known: what a calibrator depends on."""
-        known = {key: self.metadata.get(key) for key in _ORIGIN}
-        known["model_args"] = self.metadata.get("identity", {}).get("model")
-        return {key: value for key, value in known.items() if value not in (None, {}, "unknown")}
+    def layers(self) -> list[str]:
+        """Which layers the hidden states are of, in the order of :meth:`representations_of`."""
+        return list(self.representations)
 
     def scores_of(self, role: str) -> np.ndarray:
         """Scores of one role in document order, shape (m, labels)."""
@@ -148,8 +144,8 @@ class ScoreTable:
         for layer, states in self.representations.items():
             flat = pa.array(states.astype(np.float16).ravel())
             columns[f"{_LAYER}{layer}"] = pa.FixedSizeListArray.from_arrays(flat, states.shape[1])
-        metadata = {**self.metadata, "format_version": FORMAT_VERSION}
-        table = pa.table(columns).replace_schema_metadata({_METADATA_KEY: json.dumps(metadata, sort_keys=True)})
+        record = json.dumps(self.record.as_json(), sort_keys=True)
+        table = pa.table(columns).replace_schema_metadata({_METADATA_KEY: record})
 
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as unfinished:
@@ -169,31 +165,47 @@ class ScoreTable:
                 f"--metadata proca.scores_dir=DIR."
             ) from error
         try:
-            metadata = json.loads((table.schema.metadata or {})[_METADATA_KEY])
-            version = metadata.pop("format_version")
-        except (KeyError, ValueError, TypeError) as error:
+            record = RunRecord.of_json(json.loads((table.schema.metadata or {})[_METADATA_KEY]), str(path))
+        except (KeyError, json.JSONDecodeError) as error:
             raise ScoreTableError(f"{path} is a Parquet file but not a score table of lm-eval-proca.") from error
-        if version != FORMAT_VERSION:
-            raise ScoreTableError(
-                f"{path} has score table format {version}, this lm-eval-proca reads format {FORMAT_VERSION}; "
-                f"read it with the version that wrote it, or score again."
-            )
-        found = [name for name in table.column_names if name.startswith("score_")]
-        columns = [f"score_{k}" for k in range(len(metadata.get("labels") or found))]
-        missing = {"role", *_WHOLE_NUMBERS, "score_0", *columns} - set(table.column_names)
-        if missing:
+        except ResultsError as error:
+            raise ScoreTableError(f"{error}.") from error
+        names = table.column_names
+        scores = [f"score_{k}" for k in range(len(record.labels) or sum(name.startswith("score_") for name in names))]
+        if missing := {"role", *_WHOLE_NUMBERS, "score_0", *scores} - set(names):
             raise ScoreTableError(f"{path} lacks the columns {', '.join(sorted(missing))}; it was changed.")
-        return cls(
-            role=np.asarray(table["role"].to_pylist(), dtype=str),
-            **{name: table[name].fill_null(NO_GOLD).to_numpy().astype(np.int64) for name in _WHOLE_NUMBERS},
-            scores=np.column_stack([table[name].to_numpy() for name in columns]).astype(np.float64),
-            metadata=metadata,
-            representations={
-                name.removeprefix(_LAYER): _matrix(table[name])
-                for name in table.column_names
-                if name.startswith(_LAYER)
-            },
-        )
+        try:
+            loaded = cls(
+                role=np.asarray(table["role"].to_pylist(), dtype=str),
+                **{name: table[name].cast(pa.int64()).fill_null(NO_GOLD).to_numpy() for name in _WHOLE_NUMBERS},
+                scores=np.column_stack([table[name].cast(pa.float64()).to_numpy() for name in scores]),
+                record=record,
+                representations={
+                    name.removeprefix(_LAYER): _matrix(table[name]) for name in names if name.startswith(_LAYER)
+                },
+            )
+        except (pa.ArrowException, ValueError, TypeError, AttributeError) as error:
+            raise ScoreTableError(f"{path} holds a column of another kind than it should; it was changed.") from error
+        if (problem := loaded._problem()) is not None:
+            raise ScoreTableError(f"{path} was changed: {problem}.")
+        return loaded
+
+    def _problem(self) -> str | None:
+        """What no run of ours would write, in words."""
+        if unknown := sorted(set(self.role.tolist()) - set(ROLES)):
+            return f"it has the role {unknown[0]!r}"
+        if not len(self.index_of("eval")):
+            return "it has no evaluation row"
+        for role in ROLES:
+            index = self.index_of(role)
+            if len(index) and (index[0] < 0 or (np.diff(index) == 0).any()):
+                return f"an index of its {role.replace('_', '-')} rows is missing or stands there twice"
+        for name in ("gold", "estimate_gold"):
+            if not ((getattr(self, name) >= NO_GOLD) & (getattr(self, name) < len(self.labels))).all():
+                return f"a label in its column {name} is none of the {len(self.labels)} labels"
+        if len(set(self.labels)) < max(2, self.scores.shape[1]):
+            return f"{', '.join(self.labels)} cannot name {self.scores.shape[1]} labels"
+        return None
 
 
 def _matrix(column: pa.ChunkedArray) -> np.ndarray:

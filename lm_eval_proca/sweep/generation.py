@@ -22,11 +22,10 @@ from lm_eval.api.instance import Instance
 from tqdm import tqdm
 
 import lm_eval_proca
+from lm_eval_proca.distributed import compute_once
 from lm_eval_proca.errors import TaskError
 from lm_eval_proca.files import replacing
-from lm_eval_proca.harness.estimate import ESTIMATE_FILE_KEY, without_label
-from lm_eval_proca.harness.gather import compute_once
-from lm_eval_proca.harness.sampler import OnePromptSampler
+from lm_eval_proca.harness.documents import ESTIMATE_FILE_KEY, OnePromptSampler, without_label
 from lm_eval_proca.harness.task import CalibratedTask
 from lm_eval_proca.scores.identity import Identity, differences, digest, run_identity
 from lm_eval_proca.sweep.cell import Cell, Model

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
 
-from lm_eval_proca.harness.estimate import CONTENT_FREE_TEXTS
+from lm_eval_proca.harness.documents import CONTENT_FREE_TEXTS
 from lm_eval_proca.metrics import grouped
 from lm_eval_proca.sweep.cell import Cell, GivenSettings, Model
 from lm_eval_proca.sweep.runner import Failure, load_task

@@ -30,12 +30,11 @@ from lm_eval.loggers.utils import add_env_info, get_git_commit_hash
 from lm_eval.tasks import TaskManager
 from tqdm import tqdm
 
+from lm_eval_proca.distributed import Ranks, compute_once, is_first_process
 from lm_eval_proca.errors import ProcaError, ResultsError, TaskError
-from lm_eval_proca.harness.gather import compute_once, is_first_process
 from lm_eval_proca.harness.task import CalibratedTask
 from lm_eval_proca.scores.identity import IDENTITY_FILE
 from lm_eval_proca.sweep.cell import Cell, Model, cell_folder, earlier_runs, is_finished, unfinished_cells
-from lm_eval_proca.sweep.ranks import Ranks
 
 UNFINISHED = ".unfinished-"
 LOCK = ".lock"

@@ -27,7 +27,7 @@ def saved(tmp_path: Path) -> Path:
 @pytest.fixture
 def named(tmp_path: Path) -> Path:
     """The same calibrator as `calibrate --save` writes it: with its labels, model and prompt."""
-    labels, origin = ["Negative", "Positive"], made_table(prompt_hash="abc", identity={"model": ARGS}).origin
+    labels, origin = ["Negative", "Positive"], made_table(prompt_hash="abc", identity={"model": ARGS}).record.origin
     BatchCalibrator().fit([[-1.0, -2.0], [-1.0, -4.0]], labels=labels, origin=origin).save(tmp_path / "named.json")
     return tmp_path / "named.json"
 

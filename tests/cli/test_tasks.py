@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from lm_eval_proca.cli import main
-from lm_eval_proca.harness.fixed_labels import judge
+from lm_eval_proca.harness.stock_tasks import judge
 from lm_eval_proca.sweep.task_files import find_task_configs
 
 OWN = """

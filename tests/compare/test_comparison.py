@@ -13,7 +13,6 @@ from sklearn.metrics import recall_score
 
 from lm_eval_proca.compare.comparison import Report, as_dict, compare
 from lm_eval_proca.compare.page import render_page
-from lm_eval_proca.compare.preferences import read_label_counts
 from tests.output_folders import Matrix, write_output
 from tests.score_tables import made_table
 
@@ -217,7 +216,7 @@ def test_a_method_with_fewer_seeds_than_its_model_has_a_gain_but_no_rank(write_r
         ({"limit": 50}, "limit 50"),
         ({"estimate_size": 300}, "estimate 300"),
         ({"eval_rows": 50}, "50 rows"),
-        ({"eval_hash": "abcdef0123"}, "rows abcdef"),
+        ({"documents_hash": "abcdef0123"}, "documents abcdef"),
     ],
 )
 def test_other_conditions_are_flagged_and_not_mixed(write_result, change, label):
@@ -381,13 +380,6 @@ def test_preferred_labels_are_counted_over_tasks_with_the_same_labels(tmp_path: 
     assert "Who prefers which label" in page
     assert page.count('<svg class="preference"') == 4 * 4
     assert "Preferred labels: algebra, physics" in page
-
-
-@pytest.mark.parametrize("bias", [None, 3, {"none": {}}, {"none": {"predicted_share": "x"}}])
-def test_a_record_of_labels_that_is_not_ours_is_no_preference(bias: object) -> None:
-    record = {"labels": ["A", "B"], "eval_rows": 10, "bias": bias}
-    assert read_label_counts(record, ["none"]) == {}
-    assert read_label_counts({}, ["none"]) == {}
 
 
 def test_what_fits_say_against_themselves_is_a_notice(write_result, tmp_path):

@@ -33,7 +33,7 @@ def test_reads_what_lm_eval_writes(lm_eval_folder):
         }
         assert run.conditions.eval_rows == 40
         assert run.conditions.estimate_size == 60
-        assert run.conditions.eval_hash
+        assert run.conditions.documents_hash
         logged = read_correct(*run.samples_files).by_filter
         assert {name: pytest.approx(correct.mean()) for name, correct in logged.items()} == run.accuracy
 

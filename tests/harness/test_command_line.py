@@ -98,7 +98,7 @@ def test_chat_template(lm_eval, tiny_gpt2: Path, tmp_path: Path):
     plain = lm_eval("--num_fewshot", "2", "--limit", "8")[1]
     record, other = (run["configs"]["proca_sst2"]["metadata"]["proca"] for run in (chat, plain))
     assert record["prompt_hash"] != other["prompt_hash"]
-    assert record["estimate_hash"] == other["estimate_hash"]
+    assert record["unlabeled_hash"] == other["unlabeled_hash"]
     assert len(accuracies(chat)) == 5
 
 

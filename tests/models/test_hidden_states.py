@@ -36,7 +36,7 @@ def test_states_are_those_of_a_plain_pass(
 ) -> None:
     model = make_model(kind, len(tokenizer))
     ours = SharedPrefixLM(model, tokenizer=tokenizer, batch_size=batch_size, max_batch_tokens=max_batch_tokens)
-    requests = asked(task(20), (0.5, 1.0))
+    requests = asked(task(20), (0.5, -1))
     ours.loglikelihood(requests, disable_tqdm=True)
     for request in requests[:: len(LABELS)]:
         expected = plain_states(model, ours.tok_encode(request.args[0]), [1, 2])
@@ -48,7 +48,7 @@ def test_states_cost_no_further_token_and_change_no_score(tokenizer: PreTrainedT
     ours = SharedPrefixLM(model, tokenizer=tokenizer, batch_size="auto", max_batch_tokens=256)
     scores = {}
     tokens = {}
-    for name, requests in {"without": task(20), "with": asked(task(20), (1, 1.0))}.items():
+    for name, requests in {"without": task(20), "with": asked(task(20), (1, -1))}.items():
         tokens[name] = count_tokens(model, lambda r=requests, n=name: scores.update({n: ours.loglikelihood(r, True)}))
     assert tokens["with"] <= tokens["without"]
     assert [s for s, _ in scores["with"]] == pytest.approx([s for s, _ in scores["without"]], abs=1e-5)
@@ -57,7 +57,7 @@ def test_states_cost_no_further_token_and_change_no_score(tokenizer: PreTrainedT
 def test_only_documents_that_ask_get_states_and_each_its_own_layers(tokenizer: PreTrainedTokenizerFast) -> None:
     model = make_model("llama", len(tokenizer))
     requests = task(4)
-    requests[0].layers, requests[len(LABELS)].layers = (0, 1.0), (2,)
+    requests[0].layers, requests[len(LABELS)].layers = (0, -1), (2,)
     SharedPrefixLM(model, tokenizer=tokenizer).loglikelihood(requests, disable_tqdm=True)
     assert [hasattr(request, "hidden_states") for request in requests].count(True) == 2
     assert requests[0].hidden_states.shape == (2, 32)
@@ -65,12 +65,12 @@ def test_only_documents_that_ask_get_states_and_each_its_own_layers(tokenizer: P
 
 
 def test_a_model_that_is_scored_by_stock_gives_none(tokenizer: PreTrainedTokenizerFast) -> None:
-    requests = asked(task(3), (1.0,))
+    requests = asked(task(3), (-1,))
     SharedPrefixLM(make_model("mamba", len(tokenizer)), tokenizer=tokenizer).loglikelihood(requests, disable_tqdm=True)
     assert [request.hidden_states for request in requests[:: len(LABELS)]] == [None] * 3
 
 
 def test_layers_are_indices_or_fractions_of_the_depth() -> None:
-    assert [layer_index(layer, 30) for layer in (0, 1, 30, 0.0, 0.5, 2 / 3, 1.0)] == [0, 1, 30, 0, 15, 20, 30]
+    assert [layer_index(layer, 30) for layer in (0, 1, 30, 0.5, 2 / 3, -1, -30)] == [0, 1, 30, 15, 20, 30, 1]
     with pytest.raises(ModelError, match="no layer 31 in a model of 30 layers"):
         layer_index(31, 30)

@@ -72,8 +72,8 @@ def test_raw_accuracy_is_that_of_the_run(logged: Callable, target: str, choices:
     table = read_samples(path)
     assert np.mean(table.scores_of("eval").argmax(axis=1) == table.gold_of("eval")) == results["acc,none"]
     assert table.labels == json.loads(choices)
-    assert table.metadata["task"] == "plain"
-    assert table.metadata["num_fewshot"] == 0
+    assert table.record.task == "plain"
+    assert table.record.num_fewshot == 0
     np.testing.assert_array_equal(table.index_of("eval"), np.arange(40))
     assert not (table.role == "estimate").any()
 
@@ -92,7 +92,7 @@ def test_scores_are_read_once_from_several_filters_and_without_the_unconditional
 def test_choices_that_differ_between_documents_are_positions(logged: Callable) -> None:
     rows = [{**row, "options": [f"a{i}", f"b{i}"]} for i, row in enumerate(made_sentences(20, seed=6))]
     table = read_samples(logged(choices='"{{options}}"', rows=rows)[0])
-    assert table.metadata["labels_are_positions"]
+    assert table.record.labels_are_positions
     assert table.labels == ["choice 1", "choice 2"]
 
 

@@ -47,7 +47,7 @@ def test_evaluation_rows_of_a_score_table(tmp_path: Path) -> None:
         "seed": 0,
         "prompt_hash": "abc",
     }
-    assert made_table(model="unknown", prompt_hash=None).origin.keys() == {"task", "num_fewshot", "seed"}
+    assert made_table(model="unknown", prompt_hash=None).record.origin.keys() == {"task", "num_fewshot", "seed"}
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import pytest
 from lm_eval_proca import BatchCalibrator, RepresentationCalibrator
 from lm_eval_proca.errors import ScoreTableError
 from lm_eval_proca.scores.fitting import fit_all
+from lm_eval_proca.scores.record import RunRecord
 from lm_eval_proca.scores.score_table import ScoreTable
 from tests.score_tables import made_table
 
@@ -24,7 +25,7 @@ def table() -> ScoreTable:
         gold=np.array([1, -1, 0, -1, -1]),
         estimate_gold=np.array([-1, 1, -1, -1, -1]),
         scores=np.array([[-1.0, -2.0], [-3.0, -4.0], [-5.0, -6.0], [-7.0, -8.0], [-9.0, -0.1]]),
-        metadata={"task": "t", "labels": ["bad", "good"]},
+        record=RunRecord(task="t", labels=("bad", "good")),
     )
 
 
@@ -47,7 +48,7 @@ def test_what_is_written_is_read(table: ScoreTable, tmp_path: Path):
 
 
 def test_a_table_without_labels_is_read_too(table: ScoreTable, tmp_path: Path):
-    unnamed = replace(table, metadata={"task": "t"})
+    unnamed = replace(table, record=RunRecord(task="t"))
     again = ScoreTable.load(unnamed.save(tmp_path / "run.parquet"))
     assert again == unnamed
     assert again.labels == ["0", "1"]
@@ -64,11 +65,11 @@ def test_scores_that_are_not_finite_are_kept_and_told(table: ScoreTable, tmp_pat
     assert broken.not_finite(["eval"]) is None
 
 
-def test_equality_is_of_rows_and_metadata(table: ScoreTable):
+def test_equality_is_of_rows_and_record(table: ScoreTable):
     assert table == replace(table, scores=table.scores.copy())
     assert table != replace(table, scores=table.scores + 1e-12)
     assert table != replace(table, role=np.array(["eval"] * 5))
-    assert table != replace(table, metadata={**table.metadata, "task": "other"})
+    assert table != replace(table, record=replace(table.record, task="other"))
     assert table != "a table"
 
 
@@ -95,9 +96,9 @@ def test_other_files_are_refused_with_a_sentence(table: ScoreTable, tmp_path: Pa
 
     path.write_bytes(whole)
     read = pq.read_table(path)
-    newer = json.dumps({**table.metadata, "format_version": 99}).encode()
+    newer = json.dumps({**table.record.as_json(), "format": 99}).encode()
     pq.write_table(read.replace_schema_metadata({b"lm_eval_proca": newer}), path)
-    with pytest.raises(ScoreTableError, match="format 99, this lm-eval-proca reads format 1"):
+    with pytest.raises(ScoreTableError, match="format 99, this lm-eval-proca reads format 2"):
         ScoreTable.load(path)
 
     pq.write_table(read.drop_columns(["score_1"]), path)
@@ -124,7 +125,7 @@ def test_hidden_states_travel_with_the_scores(tmp_path: Path) -> None:
     again = ScoreTable.load(table.save(tmp_path / "t.parquet"))
     assert again == table
     assert again.representations_of("estimate").shape == (2, 30, 16)
-    np.testing.assert_array_equal(again.representations_of("eval")[1], table.representations["1.0"][:20])
+    np.testing.assert_array_equal(again.representations_of("eval")[1], table.representations["-1"][:20])
     assert made_table().representations_of("eval") is None
 
 

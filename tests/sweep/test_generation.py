@@ -9,7 +9,7 @@ import pytest
 
 from lm_eval_proca.cli.generate import summary
 from lm_eval_proca.errors import TaskError
-from lm_eval_proca.harness.estimate import read_estimate_file
+from lm_eval_proca.harness.documents import read_estimate_file
 from lm_eval_proca.sweep import generation
 from lm_eval_proca.sweep.cell import Cell, Model
 from lm_eval_proca.sweep.generation import Generation, Template, default_per_class, generate

@@ -182,7 +182,7 @@ import sys
 from pathlib import Path
 import torch.distributed as dist
 from lm_eval_proca.errors import TaskError
-from lm_eval_proca.sweep import ranks
+from lm_eval_proca import distributed
 from lm_eval_proca.sweep.cell import Cell, Model, cell_folder
 from lm_eval_proca.sweep.runner import evaluate_cell, run_cells
 

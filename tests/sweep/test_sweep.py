@@ -152,7 +152,7 @@ def test_killed_three_times_and_resumed_gives_the_same_table(
     for name, file in reference.items():
         assert json.loads(resumed[name].read_text())["results"] == json.loads(file.read_text())["results"]
         table, other = (ScoreTable.load(next(f.parent.glob("scores/*.parquet"))) for f in (file, resumed[name]))
-        assert table.metadata == other.metadata
+        assert table.record == other.record
         np.testing.assert_array_equal(table.index, other.index)
         np.testing.assert_allclose(table.scores, other.scores, atol=1e-5)
 

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from lm_eval_proca.distributed import compute_once, gather, is_first_process
 from lm_eval_proca.errors import CalibrationError, DistributedError, ProcaError
-from lm_eval_proca.harness.gather import compute_once, gather, is_first_process
-from lm_eval_proca.harness.shards import Document, ScoredDocument, merge
+from lm_eval_proca.harness.documents import Document
+from lm_eval_proca.harness.filters import ScoredDocument, merge
 
 PROCESSES = 2
 
@@ -76,7 +77,7 @@ def test_duplicates_count_once_and_documents_come_in_order():
 def test_a_missing_document_names_the_cause():
     expected = [Document("eval", 0, -1), Document("estimate", 0, -1)]
     with pytest.raises(
-        DistributedError, match=r"1 documents were scored by none of the 2 processes, the first is"
+        DistributedError, match=r"1 documents were not scored by any of the 2 processes, the first is"
     ) as error:
         merge([[scored("eval", 0)], []], expected, task="t")
     assert "estimate document 0" in str(error.value)

@@ -6,7 +6,7 @@ import pytest
 from lm_eval.api.samplers import ContextSampler
 
 from lm_eval_proca.errors import TaskError
-from lm_eval_proca.harness.sampler import OnePromptSampler
+from lm_eval_proca.harness.documents import OnePromptSampler
 from tests.conftest import made_sentences
 
 

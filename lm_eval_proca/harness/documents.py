@@ -1,0 +1,297 @@
+"""The documents of a run: which rows are evaluated, demonstrated, and scored only to fit calibrators on."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import datasets
+from lm_eval.api.samplers import ContextSampler
+from lm_eval.config.task import TaskConfig
+
+from lm_eval_proca.errors import TaskError
+from lm_eval_proca.harness.settings import DATA_DIR_VARIABLE, Settings
+from lm_eval_proca.scores.identity import data_folder
+from lm_eval_proca.scores.record import EVALUATION_ROWS
+
+Doc = dict[str, Any]
+
+EVAL_SEED = 0
+"""Decides, once and for all, which evaluation documents `eval_size` and `--limit` keep."""
+
+CONTENT_FREE_TEXTS = ("N/A", "", "[MASK]")
+"""The three content-free inputs of contextual calibration (Zhao et al. 2021), which the paper compares with."""
+
+ESTIMATE_FILE_KEY = "lm_eval_proca"
+"""The first line of a generated estimate set is {ESTIMATE_FILE_KEY: provenance}; every other line is a document."""
+
+
+@dataclass(frozen=True)
+class Document:
+    """What a document is scored for, its index among those, and its gold label or NO_GOLD."""
+
+    role: str
+    index: int
+    gold: int
+
+    def __str__(self) -> str:
+        return f"{self.role.replace('_', '-')} document {self.index}"
+
+
+class UnlabeledDoc(Doc):
+    """A document that is scored under the prompt and has no target: its label column, if any, was left out."""
+
+
+@dataclass(frozen=True)
+class UnlabeledRows:
+    """Where the rows come from that calibrators are fitted on: a split, a file, or the evaluation rows themselves.
+
+    `gold` has their labels where the data has them; only score tables are told. There are no `docs` where the
+    evaluation rows serve: each is then calibrated by a fit that has not seen it (see scores/fitting.py).
+    """
+
+    source: str = EVALUATION_ROWS
+    docs: Sequence[Doc] = ()
+    gold: Sequence[int] = ()
+    seed: int | None = None
+    generated_by: Mapping[str, Any] = field(default_factory=dict)
+
+
+# ------------------------------------------------------------------ the dataset
+
+
+def local_folder(config: TaskConfig, settings: Settings) -> Path | None:
+    """The folder of `proca.data_dir` that stands in for the hub's dataset, if one does."""
+    folder = data_folder(vars(config), vars(settings))
+    if folder is not None and not folder.is_dir():
+        raise TaskError(
+            f"{config.task}: there is no folder {folder}; proca.data_dir (or {DATA_DIR_VARIABLE}) must hold this "
+            f"dataset as {folder.name}/<split>.jsonl, or be left out to read the hub."
+        )
+    return folder
+
+
+def read_folder(folder: Path) -> datasets.DatasetDict:
+    """`<split>.jsonl` files, whose columns may differ (an estimate split needs no label); or what `datasets` reads."""
+    files = sorted(folder.glob("*.jsonl"))
+    if not files:
+        return datasets.load_dataset(str(folder))
+    return datasets.DatasetDict({file.stem: datasets.Dataset.from_json(str(file)) for file in files})
+
+
+def check_dataset(dataset: datasets.DatasetDict, config: TaskConfig, settings: Settings) -> None:
+    """The splits and text columns that the YAML names are there."""
+    eval_split = config.test_split or config.validation_split
+    needed = {eval_split, config.training_split, config.fewshot_config.split}
+    if settings.estimate_file is None:
+        needed.add(settings.estimate_split)
+    for split in sorted(filter(None, needed)):
+        if split not in dataset:
+            raise TaskError(
+                f"{config.task}: the dataset has no split '{split}', only {', '.join(sorted(dataset))}; name one of "
+                f"these in the YAML (test_split, validation_split, fewshot_split, calibration.estimate_split)."
+            )
+    if config.process_docs is not None:  # which may make columns
+        return
+    for split in sorted({eval_split, settings.estimate_split} & set(dataset)):
+        missing = [name for name in settings.text_fields if name not in dataset[split].column_names]
+        if missing:
+            raise TaskError(
+                f"{config.task}: the split '{split}' has no column {', '.join(missing)}, only "
+                f"{', '.join(dataset[split].column_names)}; correct calibration.text_fields."
+            )
+
+
+def fixed_part(total: int, size: int) -> list[int]:
+    """Indices of `size` of `total` documents, mixed over the whole set, ascending; a larger part contains a smaller.
+
+    Document 0 is always one of them, because `--write_out` shows that document or none.
+    """
+    order = list(range(1, total))
+    random.Random(EVAL_SEED).shuffle(order)
+    return sorted([0, *order][:size])
+
+
+# ------------------------------------------------------------------ what calibrators are fitted on
+
+
+def without_label(row: Mapping[str, Any], label_column: str | None) -> UnlabeledDoc:
+    return UnlabeledDoc({key: value for key, value in row.items() if key != label_column})
+
+
+def content_free_docs(
+    example: Mapping[str, Any], text_fields: Sequence[str], label_column: str | None
+) -> list[UnlabeledDoc]:
+    """One document per content-free text, which stands in for all text fields together."""
+    blank = without_label(example, label_column)
+    return [UnlabeledDoc({**blank, **dict.fromkeys(text_fields, text)}) for text in CONTENT_FREE_TEXTS]
+
+
+def draw_rows(pool: Sequence[Doc], size: int, seed: int | None, *, allowed: Callable[[Any], bool]) -> list[Doc]:
+    """A seeded random sample of the allowed rows of `pool`: `size` of them, or as many as there are.
+
+    The seed is mixed with a word, so that demonstrations and estimate rows drawn with the same seed from the same
+    split are independent draws. A larger set contains a smaller one of the same seed.
+    """
+    order = list(range(len(pool)))
+    Random(f"estimate-{seed}").shuffle(order)
+    return list(islice(filter(allowed, (pool[i] for i in order)), size))
+
+
+def read_estimate_file(
+    path: str, *, task: str, text_fields: Sequence[str]
+) -> tuple[dict[str, Any], list[UnlabeledDoc]]:
+    """Provenance and documents of a JSON Lines file, as `lm-eval-proca generate` writes it.
+
+    A file without the line of provenance holds somebody's own rows.
+    """
+    try:
+        # Not splitlines(): a text may hold U+2028 and other characters that end a line there, but not in JSON Lines.
+        lines = Path(path).read_text(encoding="utf-8").split("\n")
+    except OSError as error:
+        raise TaskError(f"{task}: cannot read proca.estimate_file={path} ({error.strerror}).") from error
+    provenance: dict[str, Any] = {}
+    docs: list[UnlabeledDoc] = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise TaskError(f"{task}: line {number} of {path} is not JSON; the file is damaged.") from error
+        if not isinstance(row, dict):
+            raise TaskError(f"{task}: line {number} of {path} is not a JSON object.")
+        if number == 1 and ESTIMATE_FILE_KEY in row:
+            provenance = dict(row[ESTIMATE_FILE_KEY])
+            continue
+        missing = [name for name in text_fields if not isinstance(row.get(name), str)]
+        if missing:
+            raise TaskError(
+                f"{task}: line {number} of {path} has no text in field {', '.join(missing)}; this task needs "
+                f"{', '.join(text_fields)} in every row."
+            )
+        docs.append(UnlabeledDoc({name: row[name] for name in text_fields}))
+    made_for = provenance.get("task")
+    if made_for is not None and made_for != task:
+        raise TaskError(f"{task}: {path} was generated for the task {made_for}; generate one for {task}.")
+    return provenance, docs
+
+
+# ------------------------------------------------------------------ demonstrations
+
+
+class OnePromptSampler(ContextSampler):
+    """Draws demonstrations once per seed and number of shots, and gives them to every document.
+
+    The draw is the one that lm-eval's default sampler makes for its first document with the same seed. Rows that
+    are evaluated are never demonstrations: `allowed` says which rows may be used.
+
+    Parameters
+    ----------
+    pool : sequence of documents
+        The labeled rows; a `datasets.Dataset` is read row by row, never copied.
+    allowed : callable
+        False for rows that must not become demonstrations.
+    label_of : callable
+        Label id of a row; only needed with `counts`.
+    counts : sequence of int, optional
+        Number of demonstrations per label id (their sum is then the number of shots).
+    order_seed : int, optional
+        Shuffles the drawn demonstrations with a seed of its own.
+    first : bool
+        Take the first rows instead of drawing (lm-eval's `sampler: first_n`).
+    """
+
+    def __init__(
+        self,
+        pool: Sequence[Doc],
+        *,
+        task: str,
+        allowed: Callable[[Doc], bool],
+        label_of: Callable[[Doc], int],
+        counts: Sequence[int] | None = None,
+        order_seed: int | None = None,
+        first: bool = False,
+    ) -> None:
+        self.df = pool
+        self.task = task
+        self.allowed = allowed
+        self.label_of = label_of
+        self.counts = counts
+        self.order_seed = order_seed
+        self.first = first
+
+    def set_rnd(self, rnd: int) -> OnePromptSampler:
+        self.seed = rnd
+        self._drawn: dict[int, list[int]] = {}
+        return self
+
+    def sample(self, n: int, eval_doc: Doc | None = None, df: Sequence[Doc] | None = None, **kwargs: Any) -> list[Doc]:
+        """The `n` demonstrations of this seed, whatever document they are for."""
+        return [self.df[i] for i in self.indices(n)]
+
+    def indices(self, n: int) -> list[int]:
+        """Rows of the pool that are the demonstrations, in prompt order."""
+        if n not in self._drawn:
+            self._drawn[n] = self._draw(n)
+        return self._drawn[n]
+
+    def _draw(self, n: int) -> list[int]:
+        if n == 0:
+            return []
+        if self.counts is not None:
+            drawn = self._draw_by_label(n)
+        elif self.first:
+            drawn = [i for i in range(len(self.df)) if self.allowed(self.df[i])][:n]
+        else:
+            drawn = self._draw_any(n)
+        if len(drawn) < n:
+            raise TaskError(
+                f"{self.task}: {n} demonstrations were asked for, but only {len(drawn)} rows of the few-shot split "
+                f"are not evaluated themselves; use fewer shots or another fewshot_split."
+            )
+        if self.order_seed is not None:
+            Random(self.order_seed).shuffle(drawn)
+        return drawn
+
+    def _draw_any(self, n: int) -> list[int]:
+        rnd, size = Random(self.seed), len(self.df)
+        candidates = rnd.sample(range(size), min(n, size))
+        drawn = [i for i in candidates if self.allowed(self.df[i])]
+        tried = set(candidates)
+        while len(drawn) < n and len(tried) < size:
+            i = rnd.randrange(size)
+            if i not in tried:
+                tried.add(i)
+                if self.allowed(self.df[i]):
+                    drawn.append(i)
+        return drawn
+
+    def _draw_by_label(self, n: int) -> list[int]:
+        wanted = list(self.counts or ())
+        if sum(wanted) != n:
+            raise TaskError(
+                f"{self.task}: proca.demonstration_counts={'/'.join(map(str, wanted))} makes {sum(wanted)} "
+                f"demonstrations, but --num_fewshot is {n}; make the two agree."
+            )
+        rnd = Random(self.seed)
+        drawn: list[int] = []
+        for i in rnd.sample(range(len(self.df)), len(self.df)):
+            row = self.df[i]
+            label = self.label_of(row)
+            if label >= len(wanted):
+                raise TaskError(
+                    f"{self.task}: proca.demonstration_counts has {len(wanted)} counts, one per label is needed."
+                )
+            if label >= 0 and wanted[label] and self.allowed(row):
+                wanted[label] -= 1
+                drawn.append(i)
+                if not any(wanted):
+                    break
+        return drawn
