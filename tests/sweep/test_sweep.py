@@ -261,7 +261,7 @@ def test_one_argument_more_is_another_model(sweep: Callable[..., str], tmp_path:
     assert {model.rpartition(" ")[2] for model in models} == {"(add_bos_token=True)", "(add_bos_token=False)"}
     assert "1 finished, 0 to do" in sweep(model_args=",add_bos_token=true")
     tables = [ScoreTable.load(file) for file in (tmp_path / "runs").rglob("*.parquet")]
-    assert len({table.origin["model_args"]["add_bos_token"] for table in tables}) == 2
+    assert len({table.record.origin["model_args"]["add_bos_token"] for table in tables}) == 2
     assert all("remark" not in table.origin["model_args"] for table in tables)
 
 
