@@ -55,8 +55,8 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):
 
     A new calibrator implements :meth:`_fit` and :meth:`_calibrate`, keeps its keyword-only parameters untouched, says
     in ``_allowed`` what they may be, and is registered by one line in
-    :data:`lm_eval_proca.calibration.registry.CALIBRATORS`. What it learns it keeps in attributes that end in ``_``:
-    arrays, numbers and strings, which :meth:`save` then stores.
+    :data:`lm_eval_proca.calibration.registry.BUILT_IN`, or by an entry point of its own package. What it learns it
+    keeps in attributes that end in ``_``: arrays, numbers and strings, which :meth:`save` then stores.
 
     Attributes
     ----------

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from lm_eval_proca.calibration.base import Calibrator, check_labels, plain
-from lm_eval_proca.calibration.registry import make_calibrator, registered_name
+from lm_eval_proca.calibration.registry import GROUP, make_calibrator, registered_name
 from lm_eval_proca.errors import CalibrationError
 from lm_eval_proca.files import replacing
 
@@ -30,8 +30,8 @@ def save_calibrator(calibrator: Calibrator, path: str | os.PathLike[str]) -> Non
     name = registered_name(type(calibrator))
     if name is None:
         raise CalibrationError(
-            f"{type(calibrator).__name__} cannot be saved because it has no name; add it to "
-            f"lm_eval_proca.calibration.registry.CALIBRATORS first."
+            f"{type(calibrator).__name__} cannot be saved because it has no name; give it one by an entry point of the "
+            f"group {GROUP}, or in lm_eval_proca.calibration.registry.CALIBRATORS."
         )
     fitted = {key: value for key, value in vars(calibrator).items() if key.endswith("_")}
     known = {name: fitted.pop(f"{name}_", None) for name in ("labels", "origin")}

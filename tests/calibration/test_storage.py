@@ -201,7 +201,7 @@ class HalvingCalibrator(Calibrator):
 
 def test_a_calibrator_of_ones_own_is_saved_once_it_is_registered(scores, tmp_path, monkeypatch):
     calibrator = HalvingCalibrator().fit(scores)
-    with pytest.raises(CalibrationError, match=r"HalvingCalibrator cannot be saved because it has no name; add it to"):
+    with pytest.raises(CalibrationError, match="HalvingCalibrator cannot be saved because it has no name; give"):
         calibrator.save(tmp_path / "own.json")
     assert calibrator.fit_report()["method"] == "HalvingCalibrator"
     monkeypatch.setitem(CALIBRATORS, "halving", f"{__name__}:HalvingCalibrator")
