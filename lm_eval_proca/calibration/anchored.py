@@ -27,7 +27,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from numbers import Integral, Real
 from typing import Any, ClassVar
 
 import numpy as np
@@ -35,7 +34,7 @@ from scipy.linalg import cho_factor, cho_solve, helmert
 from scipy.optimize import brentq
 from scipy.special import log_softmax, softmax
 
-from lm_eval_proca.calibration.base import Array, Calibrator
+from lm_eval_proca.calibration.base import Allowed, Array, Calibrator, number, whole_number
 from lm_eval_proca.calibration.representation import principal_components, unit_scale
 from lm_eval_proca.errors import CalibrationError
 
@@ -48,8 +47,8 @@ LEAST_VARIANCE = 1e-9
 ROWS_PER_COMPONENT = 4
 """Principal components need documents: at most one per so many."""
 
-FEWEST_LABELS = 5
-"""Up to so many labels, nothing that was tried on scores alone is better than batch calibration."""
+BATCH_CALIBRATION_UP_TO = 5
+"""Number of labels up to which nothing that was tried on scores alone is better than batch calibration."""
 
 LEAST_STABILITY = 0.5
 LEAST_SHARE = 0.25
@@ -128,11 +127,21 @@ def _discriminant(
     return weight * coef, -0.5 * weight * norms, weight * (norms[:, None] + norms - products - products.T)
 
 
+def _is_prior(value: Any) -> bool:
+    if isinstance(value, str):
+        return value in ("uniform", "estimated")
+    try:
+        shares = np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError):
+        return False
+    return shares.ndim == 1 and bool((shares > 0).all() and np.isclose(shares.sum(), 1))
+
+
 class AnchoredCalibrator(Calibrator):
     """Batch calibration, refined by a Gaussian mixture of the label scores that is anchored at it.
 
-    With up to five labels it is batch calibration: nothing that was tried on so few scores was better. With K labels
-    the mixture's log-probabilities have the weight 1 - 5 / K.
+    It is for six labels or more: on the scores of up to five, nothing that was tried is better than batch calibration,
+    so no mixture is fitted. With K labels the mixture's log-probabilities have the weight 1 - 5 / K.
 
     Parameters
     ----------
@@ -157,8 +166,9 @@ class AnchoredCalibrator(Calibrator):
         What log-probabilities are multiplied by, an inverse temperature: the mixture is too sure of itself.
     kept_anchor_ : str
         Why the anchor is returned instead of the mixture, or an empty string.
-    separation_, agreement_, raw_agreement_, stability_, skew_, smallest_share_, estimated_accuracy_ : float
-        Evidence, without labels, of how good the fit is; :meth:`fit_report` says it in sentences.
+    estimated_accuracy_, separation_, agreement_, raw_agreement_, stability_, skew_, smallest_share_ : float
+        Evidence, without labels, of how good the fit is; :meth:`fit_report` says it in sentences. Where no mixture is
+        fitted there is only the first.
     n_iter_ : int
     converged_ : bool
         Whether EM met `tol` within `max_iter` steps.
@@ -179,10 +189,13 @@ class AnchoredCalibrator(Calibrator):
     True
     """
 
-    _allowed: ClassVar[dict[str, Any]] = {
-        "anchor_strength": (Real, 0),
-        "max_iter": (Integral, 1),
-        "tol": (Real, 0),
+    min_labels: ClassVar[int] = BATCH_CALIBRATION_UP_TO + 1
+
+    _allowed: ClassVar[dict[str, Allowed]] = {
+        "anchor_strength": number(0),
+        "prior": Allowed(_is_prior, "uniform, estimated or positive shares of the labels that sum to 1"),
+        "max_iter": whole_number(1),
+        "tol": number(0),
     }
 
     def __init__(
@@ -194,14 +207,31 @@ class AnchoredCalibrator(Calibrator):
         self.tol = tol
 
     def _fit(self, scores: Array) -> None:
-        self._fit_views(scores, [])
+        if scores.shape[1] >= self.min_labels:
+            self._fit_views(scores, [])
+        else:
+            self._fit_anchor(scores)
 
     def _calibrate(self, scores: Array) -> Array:
         return self._combined(scores, 0.0)
 
     def _weight(self, n_labels: int) -> float:
         """How much of the mixture is taken beside the anchor."""
-        return max(0.0, 1 - FEWEST_LABELS / n_labels)
+        return 1 - (self.min_labels - 1) / n_labels
+
+    def _fit_anchor(self, scores: Array) -> None:
+        """Batch calibration with known shares of the labels: without them it has a calibrator of its own."""
+        n_labels = scores.shape[1]
+        shares = self._log_prior(n_labels)[1]
+        if np.allclose(shares, 1 / n_labels):
+            raise CalibrationError(
+                f"With up to {self.min_labels - 1} labels {type(self).__name__} is batch calibration; take that (bc), "
+                f"or give unequal shares of the labels as `prior`."
+            )
+        log_proba = log_softmax(scores, axis=1)
+        self.anchor_shift_ = _anchor_shift(log_proba, shares)
+        self.estimated_accuracy_ = _confidence(log_proba - self.anchor_shift_)
+        self.kept_anchor_ = f"the scores of {n_labels} labels are too few for a mixture"
 
     def _fit_views(self, scores: Array, further: list[Array]) -> list[Array]:
         """Everything that is learned; `further` views come with a mean of zero. Gives their coefficients."""
@@ -258,18 +288,13 @@ class AnchoredCalibrator(Calibrator):
 
     def _log_prior(self, n_labels: int) -> tuple[Array | None, Array]:
         """What EM weighs labels with, and the shares that the anchor assumes."""
-        uniform = np.full(n_labels, 1 / n_labels)
         if isinstance(self.prior, str):
-            if self.prior not in ("uniform", "estimated"):
-                raise CalibrationError(
-                    f"The 'prior' parameter of {type(self).__name__} must be uniform, estimated or a share per label, "
-                    f"got {self.prior!r}."
-                )
+            uniform = np.full(n_labels, 1 / n_labels)
             return (np.log(uniform) if self.prior == "uniform" else None), uniform
         shares = np.asarray(self.prior, dtype=np.float64)
-        if shares.shape != (n_labels,) or not (shares > 0).all() or not np.isclose(shares.sum(), 1):
+        if len(shares) != n_labels:
             raise CalibrationError(
-                f"The 'prior' parameter of {type(self).__name__} must be {n_labels} positive shares that sum to 1, got "
+                f"The 'prior' parameter of {type(self).__name__} must have a share for each of {n_labels} labels, got "
                 f"{self.prior!r}."
             )
         return np.log(shares), shares
@@ -295,8 +320,11 @@ class AnchoredCalibrator(Calibrator):
         return ""
 
     def _report(self) -> dict[str, Any]:
+        anchor = {"estimated_accuracy": self.estimated_accuracy_, "kept_anchor": self.kept_anchor_ or None}
+        if self.n_labels_ < self.min_labels:
+            return anchor
         return {
-            "estimated_accuracy": self.estimated_accuracy_,
+            **anchor,
             "separation": self.separation_,
             "agreement_with_anchor": self.agreement_,
             "agreement_with_raw": self.raw_agreement_,
@@ -304,7 +332,6 @@ class AnchoredCalibrator(Calibrator):
             "skew": self.skew_,
             "smallest_share": self.smallest_share_,
             "temperature": self.temperature_,
-            "kept_anchor": self.kept_anchor_ or None,
             "n_iter": self.n_iter_,
             "converged": self.converged_,
             "moving": self.moving_,
@@ -313,8 +340,6 @@ class AnchoredCalibrator(Calibrator):
 
     def _warnings(self) -> list[str]:
         found: list[str] = []
-        if not self._weight(self.n_labels_):  # batch calibration: there is no fit to warn of
-            return found
         if self.kept_anchor_:
             found.append(f"Batch calibration was kept: {self.kept_anchor_}.")
         if self.separation_ < 1:
@@ -367,8 +392,9 @@ class RepresentationCalibrator(AnchoredCalibrator):
     """
 
     uses_representations: ClassVar[bool] = True
+    min_labels: ClassVar[int] = 2
 
-    _allowed: ClassVar[dict[str, Any]] = {**AnchoredCalibrator._allowed, "n_components": (Integral, 1)}
+    _allowed: ClassVar[dict[str, Allowed]] = {**AnchoredCalibrator._allowed, "n_components": whole_number(1)}
 
     def __init__(
         self,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from numbers import Integral
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral, Real
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,29 @@ if TYPE_CHECKING:
 Array = NDArray[np.floating[Any]]
 
 
+class Allowed(NamedTuple):
+    """The values that a parameter may have: a test, and its words in "must be ..."."""
+
+    fits: Callable[[Any], bool]
+    words: str
+
+
+def number(least: float) -> Allowed:
+    return Allowed(lambda value: _is_number(value, Real, least), f"a number of at least {least}")
+
+
+def whole_number(least: int) -> Allowed:
+    return Allowed(lambda value: _is_number(value, Integral, least), f"a whole number of at least {least}")
+
+
+def word(*words: str) -> Allowed:
+    return Allowed(lambda value: isinstance(value, str) and value in words, f"one of {', '.join(words)}")
+
+
+def _is_number(value: Any, kind: Any, least: float) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool) and least <= value < float("inf")
+
+
 class Calibrator(ClassifierMixin, BaseEstimator, ABC):
     """Base class of calibrators: scikit-learn classifiers that never see a label.
 
@@ -32,8 +55,8 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):
 
     A new calibrator implements :meth:`_fit` and :meth:`_calibrate`, keeps its keyword-only parameters untouched, says
     in ``_allowed`` what they may be, and is registered by one line in
-    :data:`lm_eval_proca.calibration.registry.CALIBRATORS`. What it learns it keeps in attributes that end in ``_``:
-    arrays, numbers and strings, which :meth:`save` then stores.
+    :data:`lm_eval_proca.calibration.registry.BUILT_IN`, or by an entry point of its own package. What it learns it
+    keeps in attributes that end in ``_``: arrays, numbers and strings, which :meth:`save` then stores.
 
     Attributes
     ----------
@@ -57,8 +80,11 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):
     uses_representations: ClassVar[bool] = False
     """Whether the calibrator is also given hidden states; `_fit` and `_calibrate` then have them as second argument."""
 
-    _allowed: ClassVar[dict[str, Any]] = {}
-    """Values of each parameter: a set of words, or a kind of number and its least value."""
+    min_labels: ClassVar[int] = 2
+    """Fewest labels with which a run fits the calibrator unasked. Asked for fewer, :meth:`fit` may say why not."""
+
+    _allowed: ClassVar[dict[str, Allowed]] = {}
+    """The values that each parameter may have."""
 
     def fit(
         self,
@@ -104,15 +130,9 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):
         """Raise if a parameter has a value that :meth:`fit` would refuse."""
         for name, allowed in self._allowed.items():
             value = getattr(self, name)
-            if isinstance(allowed, set):
-                fine, what = isinstance(value, str) and value in allowed, f"one of {', '.join(sorted(allowed))}"
-            else:
-                kind, least = allowed
-                fine = isinstance(value, kind) and not isinstance(value, bool) and bool(value >= least)
-                what = f"{'a whole number' if kind is Integral else 'a number'} of at least {least}"
-            if not fine:
+            if not allowed.fits(value):
                 raise CalibrationError(
-                    f"The {name!r} parameter of {type(self).__name__} must be {what}, got {value!r}."
+                    f"The {name!r} parameter of {type(self).__name__} must be {allowed.words}, got {value!r}."
                 )
 
     @property

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from numbers import Integral, Real
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,7 +10,7 @@ from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 from scipy.special import log_softmax, softmax
 
-from lm_eval_proca.calibration.base import Array, Calibrator
+from lm_eval_proca.calibration.base import Allowed, Array, Calibrator, number, whole_number, word
 from lm_eval_proca.calibration.gaussian_mixture import fit_gaussian_mixtures, log_densities
 from lm_eval_proca.errors import CalibrationError
 
@@ -90,16 +89,16 @@ class PrototypicalCalibrator(Calibrator):
     1.0
     """
 
-    _allowed: ClassVar[dict[str, Any]] = {
-        "n_init": (Integral, 1),
-        "max_iter": (Integral, 1),
-        "tol": (Real, 0),
-        "reg_covar": (Real, 0),
-        "random_state": (Integral, 0),
-        "selection": {"assignment", "likelihood"},
-        "weights": {"uniform", "fitted"},
-        "features": {"log_prob", "prob", "log_likelihood"},
-        "covariance_type": {"full", "tied", "diag"},
+    _allowed: ClassVar[dict[str, Allowed]] = {
+        "n_init": whole_number(1),
+        "max_iter": whole_number(1),
+        "tol": number(0),
+        "reg_covar": number(0),
+        "random_state": whole_number(0),
+        "selection": word("assignment", "likelihood"),
+        "weights": word("uniform", "fitted"),
+        "features": word("log_prob", "prob", "log_likelihood"),
+        "covariance_type": word("full", "tied", "diag"),
     }
 
     def __init__(

@@ -1,9 +1,16 @@
-"""The calibrators by the name that lm-eval's tables, YAML filters and saved files use."""
+"""The calibrators by the name that lm-eval's tables, YAML filters and saved files use.
+
+An installed package adds its own by an entry point of the group `lm_eval_proca.calibrators`, e.g. in its pyproject.toml
+``[project.entry-points."lm_eval_proca.calibrators"]`` with the line ``mine = "my_package.module:MyCalibrator"``.
+"""
 
 from __future__ import annotations
 
-import importlib
+import logging
+import pkgutil
+from collections import UserDict
 from collections.abc import Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from lm_eval_proca.errors import CalibrationError
@@ -11,13 +18,48 @@ from lm_eval_proca.errors import CalibrationError
 if TYPE_CHECKING:
     from lm_eval_proca.calibration.base import Calibrator
 
-CALIBRATORS: dict[str, str] = {
+logger = logging.getLogger("lm_eval.proca")
+
+GROUP = "lm_eval_proca.calibrators"
+BUILT_IN = {
     "bc": "lm_eval_proca.calibration.batch:BatchCalibrator",
     "conca": "lm_eval_proca.calibration.contextual:ContextualCalibrator",
     "proca": "lm_eval_proca.calibration.prototypical:PrototypicalCalibrator",
     "proca_a": "lm_eval_proca.calibration.anchored:AnchoredCalibrator",
     "proca_h": "lm_eval_proca.calibration.anchored:RepresentationCalibrator",
 }
+RAW_SCORES = {"none", "take_first"}
+"""What lm-eval calls the row and the filter of scores that nobody calibrates."""
+
+
+class Calibrators(UserDict[str, str]):
+    """Addresses of classes by name: ours, and those of installed packages, which are looked for on first use.
+
+    A package whose calibrator cannot be used costs a warning and that calibrator, nothing else.
+    """
+
+    def __init__(self) -> None:
+        """Nothing is looked for yet: a package that is loaded here needs this module."""
+
+    @cached_property
+    def data(self) -> dict[str, str]:  # type: ignore[override]
+        from importlib.metadata import entry_points
+
+        found = self.data = dict(BUILT_IN)
+        for point in entry_points(group=GROUP):
+            try:
+                if point.name in found.keys() | RAW_SCORES:
+                    raise CalibrationError("its name is taken, give it another")
+                found[point.name] = _address(point.load())
+            except Exception as error:
+                logger.warning(
+                    "The calibrator %s = %s of an installed package is left out: %s: %s",
+                    *(point.name, point.value, type(error).__name__, error),
+                )
+        return found
+
+
+CALIBRATORS = Calibrators()
 
 
 def get_calibrator(name: str) -> type[Calibrator]:
@@ -25,8 +67,7 @@ def get_calibrator(name: str) -> type[Calibrator]:
     if name not in CALIBRATORS:
         known = ", ".join(sorted(CALIBRATORS))
         raise CalibrationError(f"There is no calibrator named {name!r}; the known ones are {known}.")
-    module, _, attribute = CALIBRATORS[name].partition(":")
-    return getattr(importlib.import_module(module), attribute)
+    return pkgutil.resolve_name(CALIBRATORS[name])
 
 
 def make_calibrator(name: str, params: Mapping[str, Any]) -> Calibrator:
@@ -47,3 +88,13 @@ def registered_name(calibrator: type[Calibrator]) -> str | None:
     """The name under which a class is registered."""
     address = f"{calibrator.__module__}:{calibrator.__qualname__}"
     return next((name for name, known in CALIBRATORS.items() if known == address), None)
+
+
+def _address(loaded: Any) -> str:
+    """Where a class is defined, which may not be where its package shows it; anything but a calibrator is refused."""
+    from lm_eval_proca.calibration.base import Calibrator  # not before it is needed: it imports numpy and scikit-learn
+
+    if not (isinstance(loaded, type) and issubclass(loaded, Calibrator)):
+        raise CalibrationError("it is no subclass of lm_eval_proca.Calibrator")
+    loaded().check_params()
+    return f"{loaded.__module__}:{loaded.__qualname__}"

@@ -12,7 +12,6 @@ import importlib.metadata
 import importlib.util
 import json
 import os
-import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from glob import glob
@@ -22,6 +21,7 @@ from typing import Any
 import yaml
 
 from lm_eval_proca.errors import TaskError
+from lm_eval_proca.scores.redaction import public
 from lm_eval_proca.scores.score_table import ScoreTable
 
 Part = dict[str, Any]
@@ -47,49 +47,17 @@ BACKEND = "--model"  # no argument can have this name, nor the next; HFLM has on
 LEFT_OUT = "left-out"
 NAMES_OF_WEIGHTS = ("pretrained", "model", "path", "engine")
 MAY_BE_FOLDERS = (*NAMES_OF_WEIGHTS, "peft", "delta", "tokenizer")
-WEIGHT_FILES = frozenset({".safetensors", ".bin", ".gguf", ".pt", ".pth", ".json"})
-
-SECRETS = frozenset(
-    {
-        "access_key", "access_token", "api_key", "api_token", "apikey", "auth", "auth_token", "authorization",
-        "aws_access_key_id", "aws_secret_access_key", "aws_session_token", "bearer", "bearer_token", "client_secret",
-        "cookie", "cookies", "credential", "credentials", "header", "headers", "hf_token", "key", "openai_api_key",
-        "passphrase", "password", "private_key", "secret", "secret_key", "session_token", "token", "use_auth_token",
-        "watsonx_credentials",
-    }
-)  # fmt: skip
-"""Exactly these names, however they are written: `add_bos_token` and `prefix_token_id` change scores."""
+MODEL_FILES = frozenset({".safetensors", ".bin", ".gguf", ".pt", ".pth", ".json", ".model", ".txt", ".jinja", ".py"})
+"""Weights, configuration, tokenizer, chat template, and the code that `trust_remote_code` runs."""
 
 BLOCK = 1 << 16
 SAMPLED_BLOCKS = 16
-"""Weights are too large to be read for a hash; whoever trains them changes every part of the file."""
+"""Weights are too large to be read for a hash."""
 
-NOT_WHAT_BUT_HOW = frozenset({"batch_size", "max_batch_size", "device", "num_concurrent", "max_retries", "timeout"})
+SPEED_ARGUMENTS = frozenset({"batch_size", "max_batch_size", "device", "num_concurrent", "max_retries", "timeout"})
 """Arguments of a model that decide how fast it answers, not what."""
 
-_USER_IN_URL = re.compile(r"(?<=://)[^/\s]+@")
-_QUERY_IN_URL = re.compile(r"(?<=[?&])([\w-]+)=([^&#\s]*)")
-
 # ------------------------------------------------------------------ values
-
-
-def public(value: Any, left_out: list[Any] | None = None) -> Any:
-    """A value without keys, tokens and passwords: what may be written into a file. These go to `left_out`."""
-    left_out = [] if left_out is None else left_out
-    if isinstance(value, Mapping):
-        secret = {key for key in value if str(key).lower().replace("-", "_") in SECRETS}
-        left_out.extend((str(key), value[key]) for key in sorted(secret, key=str))
-        return {key: public(one, left_out) for key, one in value.items() if key not in secret}
-    if isinstance(value, (list, tuple)):
-        return [public(one, left_out) for one in value]
-    if not isinstance(value, str) or "://" not in value:
-        return value
-    query = dict(_QUERY_IN_URL.findall(value))
-    hidden = [*_USER_IN_URL.findall(value), *(query[key] for key in query if key not in public(query))]
-    left_out.extend(hidden)
-    for text in hidden:
-        value = value.replace(text, "")
-    return value
 
 
 def _described(values: Mapping[str, Any]) -> Part:
@@ -119,7 +87,7 @@ def digest(value: Any, digits: int = 12) -> str:
 
 def model_identity(args: Mapping[str, Any], backend: str | None = None) -> Part:
     """Backend and arguments of a model; of arguments that may not be written down, a hash."""
-    described = _described({key: value for key, value in args.items() if key not in NOT_WHAT_BUT_HOW})
+    described = _described({key: value for key, value in args.items() if key not in SPEED_ARGUMENTS})
     for key in MAY_BE_FOLDERS:
         if key in described and os.path.isdir(folder := os.path.expanduser(str(described[key]))):
             described[key] = str(Path(folder).resolve())
@@ -136,7 +104,10 @@ def weights_and_rest(model: Part) -> tuple[str | None, Part]:
 
 
 class _Function(str):
-    """What `!function` names; the file that defines it is not imported."""
+    """What `!function` names; the file that defines it is not imported.
+
+    lm-eval's own loader gives plain text for it, so that nobody could tell which file to read for changes.
+    """
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
@@ -204,10 +175,17 @@ def _files(model: Part, config: Mapping[str, Any], settings: Mapping[str, Any]) 
     if estimate is not None:
         hashes["estimate_file"] = content(estimate)
     for key in MAY_BE_FOLDERS:
-        if os.path.isdir(place := str(model.get(key))):
-            weights = sorted(path for path in Path(place).iterdir() if path.suffix in WEIGHT_FILES)
-            hashes[key] = [[path.name, content(path, SAMPLED_BLOCKS)] for path in weights]
+        if files := _model_files(Path(model.get(key) or "None")):
+            hashes[key] = [[name, content(path, SAMPLED_BLOCKS)] for name, path in files.items()]
     return hashes
+
+
+def _model_files(place: Path) -> dict[str, Path]:
+    """A file, or those of a model below a folder, by their relative paths; hidden files and folders do not count."""
+    if place.is_file():
+        return {place.name: place}
+    below = {path.relative_to(place): path for path in sorted(place.rglob("*")) if path.suffix in MODEL_FILES}
+    return {str(name): path for name, path in below.items() if not any(part.startswith(".") for part in name.parts)}
 
 
 def data_folder(config: Mapping[str, Any], settings: Mapping[str, Any]) -> Path | None:
@@ -228,7 +206,12 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def content(path: str | os.PathLike[str], blocks: int | None = None) -> str | None:
-    """A hash of what a file holds, or of so many `blocks` of it; None if there is none."""
+    """A hash of what a file holds, or None if there is none.
+
+    A file of more than so many `blocks` is known by its size, its modification time and these blocks: one changed
+    matrix may lie between them. So a copy of it may pass for another file (unless made by `cp -p` or `rsync -a`), and
+    what is in doubt runs again.
+    """
     path = Path(path).expanduser()
     try:
         stat = path.stat()
@@ -239,10 +222,10 @@ def content(path: str | os.PathLike[str], blocks: int | None = None) -> str | No
 
 @cache
 def _content(path: Path, size: int, mtime_ns: int, blocks: int | None) -> str:
-    step = max(BLOCK, size // blocks) if blocks else BLOCK
-    found = hashlib.sha256(str(size).encode())
+    sampled = blocks is not None and size > blocks * BLOCK
+    found = hashlib.sha256(f"{size} {mtime_ns if sampled else ''}".encode())
     with open(path, "rb") as file:
-        for start in range(0, size, step):
+        for start in range(0, size, size // blocks if blocks and sampled else BLOCK):
             file.seek(start)
             found.update(file.read(BLOCK))
     return found.hexdigest()[:16]

@@ -29,11 +29,11 @@ from lm_eval_proca.scores.identity import (
     differences,
     digest,
     model_identity,
-    public,
     run_identity,
     task_config,
     weights_and_rest,
 )
+from lm_eval_proca.scores.redaction import public
 from lm_eval_proca.scores.score_table import ScoreTable
 from lm_eval_proca.sweep.task_files import find_single_task
 

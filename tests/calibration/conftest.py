@@ -9,6 +9,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from lm_eval_proca import AnchoredCalibrator
+
+
+class FromTwoLabels(AnchoredCalibrator):
+    """The same mixture, for data with fewer labels than `proca_a` takes; the number of labels changes its weight."""
+
+    min_labels = 2
+
 
 @dataclass(frozen=True)
 class MadeScores:

@@ -14,6 +14,7 @@ from lm_eval_proca import AnchoredCalibrator, BatchCalibrator, RepresentationCal
 from lm_eval_proca.calibration.anchored import fit_mixture
 from lm_eval_proca.calibration.representation import principal_components, unit_scale
 from lm_eval_proca.errors import CalibrationError
+from tests.calibration.conftest import FromTwoLabels
 
 
 class Documents:
@@ -108,11 +109,24 @@ def test_a_strong_anchor_is_not_left() -> None:
     assert agreement[1] >= agreement[0]
 
 
-@pytest.mark.parametrize("labels", [2, 3, 4])
-def test_few_labels_without_representations_are_batch_calibration(labels: int) -> None:
-    documents = Documents(300, labels)
-    expected = BatchCalibrator().fit(documents.scores).predict(documents.scores)
-    np.testing.assert_array_equal(AnchoredCalibrator().fit(documents.scores).predict(documents.scores), expected)
+@pytest.mark.parametrize("prior", ["uniform", "estimated", [0.2] * 5])
+def test_up_to_five_labels_are_left_to_batch_calibration(prior: object) -> None:
+    with pytest.raises(CalibrationError, match=r"up to 5 labels AnchoredCalibrator is batch calibration; take that"):
+        AnchoredCalibrator(prior=prior).fit(Documents(300, 5).scores)
+    assert AnchoredCalibrator().fit(Documents(300, AnchoredCalibrator.min_labels).scores).n_iter_ > 0
+    assert fitted(Documents(300, RepresentationCalibrator.min_labels)).n_iter_ > 0
+
+
+def test_few_labels_of_known_shares_are_shifted_to_them_without_a_mixture(tmp_path: Path) -> None:
+    scores = Documents(300, 3, signal=2.0).scores
+    AnchoredCalibrator(prior=[0.5, 0.3, 0.2]).fit(scores).save(tmp_path / "saved.json")
+    calibrator = load_calibrator(tmp_path / "saved.json")
+    np.testing.assert_allclose(calibrator.predict_proba(scores).mean(axis=0), [0.5, 0.3, 0.2], atol=1e-6)
+    shift = calibrator.predict_log_proba(scores) - log_softmax(scores, axis=1)
+    np.testing.assert_allclose(np.ptp(shift - shift[:, :1], axis=0), 0, atol=1e-9)
+    report = calibrator.fit_report()
+    assert report["kept_anchor"] == "the scores of 3 labels are too few for a mixture"
+    assert "n_iter" not in report
 
 
 def test_many_labels_that_raise_each_other_gain_from_the_mixture() -> None:
@@ -251,7 +265,7 @@ class TestPrior:
 def test_documents_that_are_alike_or_few_can_be_fitted(scores: np.ndarray) -> None:
     hidden = np.random.default_rng(0).normal(size=(2, len(scores), 8))
     for found in (
-        AnchoredCalibrator().fit(scores).predict_proba(scores),
+        FromTwoLabels().fit(scores).predict_proba(scores),
         RepresentationCalibrator().fit(scores, representations=hidden).predict_proba(scores, representations=hidden),
         RepresentationCalibrator()
         .fit(scores, representations=np.ones_like(hidden))

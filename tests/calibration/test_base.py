@@ -12,10 +12,10 @@ import pytest
 
 import lm_eval_proca
 from lm_eval_proca import Calibrator
-from lm_eval_proca.calibration.registry import CALIBRATORS, get_calibrator
+from lm_eval_proca.calibration.registry import CALIBRATORS, get_calibrator, make_calibrator
 from lm_eval_proca.errors import CalibrationError, ProcaError
 
-GOOD = np.random.default_rng(0).normal(size=(20, 3))
+GOOD = np.random.default_rng(0).normal(size=(20, 6))
 
 
 @pytest.fixture(params=sorted(name for name in CALIBRATORS if not get_calibrator(name).uses_representations))
@@ -35,7 +35,7 @@ def spoiled(value: float, *positions: tuple[int, int]) -> np.ndarray:
     [
         (GOOD[:, 0], r"^Expected 2D array, got 1D array instead: .* Reshape your data"),
         (GOOD[:, :1], r"^Found array with 1 feature\(s\) \(shape=\(20, 1\)\) while a minimum of 2 is required by"),
-        (GOOD[:0], r"^Found array with 0 sample\(s\) \(shape=\(0, 3\)\) while a minimum of 1 is required by"),
+        (GOOD[:0], r"^Found array with 0 sample\(s\) \(shape=\(0, 6\)\) while a minimum of 1 is required by"),
         (spoiled(np.nan, (7, 2)), r"^The score of row 7, label column 2 is NaN; every score must be a finite"),
         (spoiled(-np.inf, (3, 1), (9, 0)), r"^The score of row 3, label column 1 is -inf \(and 1 more\); every score"),
         ([["a", "b"]], r"^could not convert string to float: 'a'"),
@@ -49,7 +49,7 @@ def test_refuses_scores_that_cannot_be_fitted(calibrator, scores, sentence):
 
 def test_refuses_scores_that_cannot_be_predicted(calibrator):
     calibrator.fit(GOOD)
-    with pytest.raises(CalibrationError, match=r"X has 2 features, but \w+ is expecting 3 features as input"):
+    with pytest.raises(CalibrationError, match=r"X has 2 features, but \w+ is expecting 6 features as input"):
         calibrator.predict(GOOD[:, :2])
     with pytest.raises(CalibrationError, match=r"row 4, label column 0 is inf"):
         calibrator.predict_log_proba(spoiled(np.inf, (4, 0)))
@@ -57,7 +57,7 @@ def test_refuses_scores_that_cannot_be_predicted(calibrator):
 
 def test_predicts_no_documents_and_lists(calibrator):
     calibrator.fit(GOOD.tolist())
-    assert calibrator.predict(np.empty((0, 3))).shape == (0,)
+    assert calibrator.predict(np.empty((0, 6))).shape == (0,)
     np.testing.assert_array_equal(calibrator.predict(GOOD.tolist()), calibrator.predict(GOOD))
     np.testing.assert_array_equal(calibrator.predict(GOOD), calibrator.predict_log_proba(GOOD).argmax(axis=1))
 
@@ -69,15 +69,15 @@ def test_probabilities_are_those_of_the_log_probabilities_and_sum_to_one(calibra
 
 
 def test_label_words_belong_to_the_fit_they_were_given_to(calibrator):
-    calibrator.fit(GOOD, labels=(" a", "b", "c"), origin={"model": "m"})
-    assert (calibrator.labels_, calibrator.origin_) == (["a", "b", "c"], {"model": "m"})
+    calibrator.fit(GOOD, labels=(" a", *"bcdef"), origin={"model": "m"})
+    assert (calibrator.labels_, calibrator.origin_) == (list("abcdef"), {"model": "m"})
     calibrator.fit(GOOD)
     assert (calibrator.labels_, calibrator.origin_) == (None, {})
 
 
-@pytest.mark.parametrize("labels", [["a", "b"], ["a", "b", "b "]])
+@pytest.mark.parametrize("labels", [["a", "b"], [*"abcde", "e "]])
 def test_refuses_words_that_cannot_name_the_columns(calibrator, labels):
-    with pytest.raises(CalibrationError, match=r"cannot name 3 label columns; give each column its own word\.$"):
+    with pytest.raises(CalibrationError, match=r"cannot name 6 label columns; give each column its own word\.$"):
         calibrator.fit(GOOD, labels=labels)
 
 
@@ -90,6 +90,19 @@ def test_never_writes_into_the_scores(calibrator):
 def test_says_which_calibrators_there_are():
     with pytest.raises(CalibrationError, match="named 'platt'; the known ones are bc, conca, proca, proca_a"):
         get_calibrator("platt")
+
+
+@pytest.mark.parametrize("name", CALIBRATORS)
+def test_every_parameter_is_checked_before_anything_is_scored(name):
+    for parameter in get_calibrator(name)().get_params():
+        for value in (None, True, "uniformly", -1, np.nan, np.inf, [], [0.5, 0.6], [1.5, -0.5], {"a": 1}, object()):
+            with pytest.raises(CalibrationError, match=f"'{parameter}' parameter of .*Calibrator must be"):
+                make_calibrator(name, {parameter: value})
+
+
+@pytest.mark.parametrize("prior", ["estimated", [0.3, 0.7], (0.2, 0.2, 0.6), np.array([0.5, 0.5])])
+def test_priors_that_can_be_are_taken(prior):
+    assert make_calibrator("proca_h", {"prior": prior}).prior is prior
 
 
 def test_every_public_name_exists():
@@ -117,7 +130,7 @@ import numpy as np
 from lm_eval_proca import load_calibrator
 from lm_eval_proca.calibration.registry import CALIBRATORS, get_calibrator
 
-scores = np.random.default_rng(0).normal(size=(60, 3))
+scores = np.random.default_rng(0).normal(size=(60, 6))
 for name in (name for name in CALIBRATORS if not get_calibrator(name).uses_representations):
     fitted = get_calibrator(name)().fit(scores)
     fitted.save(sys.argv[1])

@@ -15,8 +15,11 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from lm_eval_proca import BatchCalibrator, Calibrator, PrototypicalCalibrator, load_calibrator
 from lm_eval_proca.calibration.registry import CALIBRATORS, get_calibrator
+from tests.calibration.conftest import FromTwoLabels
 
 QUICK = {"proca": {"n_init": 3}}
+FEW_LABELS = {"proca_a": FromTwoLabels}
+"""What stands in for a calibrator where scikit-learn's checks give two or three columns."""
 
 WITHOUT_LABELS = {
     "check_classifiers_one_label": "classes are the columns of X, however few of them y shows",
@@ -43,10 +46,14 @@ def expected_failures(estimator: Calibrator) -> dict[str, str]:
 
 
 @parametrize_with_checks(
-    [get_calibrator(name)(**QUICK.get(name, {})) for name in ON_SCORES], expected_failed_checks=expected_failures
+    [FEW_LABELS.get(name, get_calibrator(name))(**QUICK.get(name, {})) for name in ON_SCORES],
+    expected_failed_checks=expected_failures,
 )
 def test_scikit_learns_own_checks(estimator, check):
     check(estimator)
+
+
+WORDS = ["World", "Sports", "Tech", "Film", "Food", "Law"]
 
 
 @pytest.fixture(params=ON_SCORES)
@@ -56,7 +63,7 @@ def calibrator(request) -> Calibrator:
 
 @pytest.fixture(scope="module")
 def made(made_scores):
-    return made_scores(200, 3, separation=3.0)
+    return made_scores(200, len(WORDS), separation=3.0)
 
 
 def test_cross_validation_scores_against_labels_that_no_fit_has_seen(calibrator, made):
@@ -69,7 +76,7 @@ def test_cross_validation_scores_against_labels_that_no_fit_has_seen(calibrator,
     losses = cross_val_score(calibrator, made.scores, made.gold, cv=folds, scoring="neg_log_loss")
     first, test = next(folds.split(made.scores))
     proba = clone(calibrator).fit(made.scores[first]).predict_proba(made.scores[test])
-    assert losses[0] == pytest.approx(-log_loss(made.gold[test], proba, labels=[0, 1, 2]))
+    assert losses[0] == pytest.approx(-log_loss(made.gold[test], proba, labels=range(6)))
 
 
 def test_labels_change_no_fit(calibrator, made):
@@ -91,23 +98,23 @@ def test_a_pipeline_and_a_search_over_restarts(made):
 
 
 def test_data_frames_name_the_labels(calibrator, made, tmp_path):
-    frame = pd.DataFrame(made.scores, columns=["World", "Sports", "Tech"])
+    frame = pd.DataFrame(made.scores, columns=WORDS)
     calibrator.fit(frame)
-    assert calibrator.labels_ == calibrator.feature_names_in_.tolist() == ["World", "Sports", "Tech"]
+    assert calibrator.labels_ == calibrator.feature_names_in_.tolist() == WORDS
     np.testing.assert_array_equal(calibrator.predict(frame), clone(calibrator).fit(made.scores).predict(made.scores))
     calibrator.save(tmp_path / "saved.json")
     for known in (calibrator, load_calibrator(tmp_path / "saved.json")):
         np.testing.assert_array_equal(known.predict_proba(frame), calibrator.predict_proba(frame))
         with pytest.raises(ValueError, match="feature names should match those that were passed during fit"):
-            known.predict(frame[["Sports", "World", "Tech"]])
-    assert calibrator.fit(frame, labels=["a", "b", "c"]).labels_ == ["a", "b", "c"]
+            known.predict(frame[WORDS[::-1]])
+    assert calibrator.fit(frame, labels=list("abcdef")).labels_ == list("abcdef")
     assert calibrator.fit(made.scores).labels_ is None
 
 
 def test_classes_are_the_columns(calibrator, made):
     calibrator.fit(made.scores)
-    assert calibrator.classes_.tolist() == [0, 1, 2]
-    assert calibrator.n_features_in_ == calibrator.n_labels_ == 3
+    assert calibrator.classes_.tolist() == [0, 1, 2, 3, 4, 5]
+    assert calibrator.n_features_in_ == calibrator.n_labels_ == 6
     assert calibrator.score(made.scores, made.gold) == accuracy_score(made.gold, calibrator.predict(made.scores))
 
 

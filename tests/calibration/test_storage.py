@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from lm_eval_proca import Calibrator, load_calibrator
-from lm_eval_proca.calibration import storage
 from lm_eval_proca.calibration.registry import CALIBRATORS, get_calibrator
 from lm_eval_proca.errors import CalibrationError
 
@@ -28,12 +27,10 @@ def saved(scores, tmp_path) -> Path:
     return path
 
 
-def rewrite(path: Path, change, sign: bool = False) -> None:
-    """Change the parsed file, with a checksum that fits if `sign`."""
+def rewrite(path: Path, change) -> None:
+    """Change the parsed file."""
     document = json.loads(path.read_text())
     change(document)
-    if sign:
-        document["sha256"] = storage._checksum(document["content"])
     path.write_text(json.dumps(document))
 
 
@@ -67,7 +64,7 @@ def test_label_words_and_origin_are_kept_through_files(scores, tmp_path):
 
 
 def test_a_file_without_label_words_is_loaded(saved):
-    assert json.loads(saved.read_text())["content"].keys() == {"calibrator", "params", "fitted"}
+    assert json.loads(saved.read_text()).keys() == {"format", "format_version", "calibrator", "params", "fitted"}
     loaded = load_calibrator(saved)
     assert (loaded.labels_, loaded.origin_) == (None, {})
 
@@ -89,48 +86,63 @@ def test_refuses_a_truncated_file(saved, part):
         load_calibrator(saved)
 
 
+MISFIT = "does not hold what a calibrator of its kind needs"
+
+
 @pytest.mark.parametrize(
-    ("change", "sign", "sentence"),
+    ("change", "sentence"),
     [
-        (lambda d: d.update(format="zip"), False, "is not a calibrator file"),
-        (lambda d: d.update(format_version=2), False, "has format version 2 and this lm-eval-proca reads 1"),
-        (lambda d: d.pop("format_version"), False, "has format version None"),
-        (lambda d: d.pop("sha256"), False, "was changed after it was saved"),
-        (lambda d: d.pop("content"), False, "was changed after it was saved"),
-        (lambda d: d["content"]["fitted"].update(n_rows_=7), False, "was changed after it was saved"),
-        (lambda d: d["content"].update(labels=list("abcd")), False, "was changed after it was saved"),
-        (lambda d: d["content"].update(labels=list("abc")), True, "cannot name 4 label columns"),
-        (lambda d: d["content"].update(labels=4), True, "does not hold what"),
-        (lambda d: d["content"].update(origin="model"), True, "does not hold what"),
-        (lambda d: d["content"].update(calibrator="os:system"), True, "no calibrator named 'os:system'"),
-        (lambda d: d["content"].update(calibrator=["bc"]), True, "does not hold what a calibrator of its kind needs"),
-        (
-            lambda d: d["content"].update(params={"n_init": 3}),
-            True,
-            "does not hold what a calibrator of its kind needs",
-        ),
-        (lambda d: d["content"]["fitted"].update(predict=1), True, "does not hold what"),
-        (lambda d: d["content"]["fitted"].update(__class__=1), True, "does not hold what"),
-        (lambda d: d["content"]["fitted"].pop("mean_log_proba_"), True, "does not hold what"),
-        (lambda d: d["content"]["fitted"].update(n_features_in_=3), True, "does not hold what"),
-        (lambda d: d["content"]["fitted"].pop("classes_"), True, "does not hold what"),
-        (lambda d: d["content"]["fitted"]["classes_"].update(shape=[2, 2]), True, "does not hold what"),
-        (lambda d: d["content"]["fitted"]["mean_log_proba_"].update(dtype="object"), True, "does not hold what"),
-        (lambda d: d["content"]["fitted"]["mean_log_proba_"].update(shape=[5]), True, "does not hold what"),
+        (lambda d: d.update(format="zip"), "is not a calibrator file"),
+        (lambda d: d.update(format_version=1), "has format version 1 and this lm-eval-proca reads 2"),
+        (lambda d: d.pop("format_version"), "has format version None"),
+        (lambda d: d.pop("fitted"), MISFIT),
+        (lambda d: d.pop("params"), MISFIT),
+        (lambda d: d.update(labels=list("abc")), "cannot name 4 label columns"),
+        (lambda d: d.update(labels=4), MISFIT),
+        (lambda d: d.update(origin="model"), MISFIT),
+        (lambda d: d.update(calibrator="os:system"), "no calibrator named 'os:system'"),
+        (lambda d: d.update(calibrator=["bc"]), MISFIT),
+        (lambda d: d.update(params={"n_init": 3}), "calibrator bc has no parameter n_init"),
+        (lambda d: d["fitted"].update(predict=1), MISFIT),
+        (lambda d: d["fitted"].update(__class__=1), MISFIT),
+        (lambda d: d["fitted"].pop("mean_log_proba_"), MISFIT),
+        (lambda d: d["fitted"].update(n_features_in_=3), MISFIT),
+        (lambda d: d["fitted"].pop("classes_"), MISFIT),
+        (lambda d: d["fitted"]["classes_"].update(shape=[2, 2]), MISFIT),
+        (lambda d: d["fitted"]["mean_log_proba_"].update(dtype="object"), MISFIT),
+        (lambda d: d["fitted"]["mean_log_proba_"].update(shape=[5]), MISFIT),
+        (lambda d: d["fitted"]["mean_log_proba_"]["values"].pop(), MISFIT),
+        (lambda d: d["fitted"]["mean_log_proba_"].update(values=["a", "b", "c", "d"]), MISFIT),
+        (lambda d: d["fitted"]["mean_log_proba_"].update(values=[-1.0, -2.0, float("nan"), -3.0]), MISFIT),
+        (lambda d: d["fitted"]["mean_log_proba_"].update(values=[-1.0, -2.0, None, -3.0]), MISFIT),
+        (lambda d: d["fitted"]["classes_"].update(values=[0, 1, 2.5, 3]), MISFIT),
     ],
 )
-def test_refuses_a_file_that_was_tampered_with(saved, change, sign, sentence):
-    rewrite(saved, change, sign)
+def test_refuses_a_file_whose_parts_do_not_fit(saved, change, sentence):
+    rewrite(saved, change)
     with pytest.raises(CalibrationError, match=sentence):
         load_calibrator(saved)
 
 
-def test_one_changed_character_of_an_array_is_noticed(saved):
-    text = saved.read_text()
-    middle = text.index('"base64": "') + len('"base64": "') + 5
-    saved.write_text(text[:middle] + ("A" if text[middle] != "A" else "B") + text[middle + 1 :])
-    with pytest.raises(CalibrationError, match="its checksum differs"):
-        load_calibrator(saved)
+@pytest.mark.parametrize(
+    ("dtype", "values"),
+    [
+        (np.float64, [0.1, 1 / 3, 5e-324, 1.7976931348623157e308, -0.0, np.nan, np.inf]),
+        (np.float32, [0.1, 1 / 3, 1e-45]),
+        (np.uint64, [0, 2**64 - 1]),
+        (np.int8, [-128, 127]),
+        (np.bool_, [True, False]),
+        (np.float64, np.empty((0, 3))),
+        (np.int64, np.empty((2, 0))),
+    ],
+)
+def test_arrays_come_back_with_their_numbers_type_and_shape(saved, dtype, values):
+    calibrator = load_calibrator(saved)
+    calibrator.kept_ = np.array(values, dtype=dtype)
+    calibrator.save(saved)
+    loaded = load_calibrator(saved).kept_
+    assert (loaded.dtype, loaded.shape) == (calibrator.kept_.dtype, calibrator.kept_.shape)
+    np.testing.assert_array_equal(loaded, calibrator.kept_)
 
 
 def test_never_unpickles(saved, tmp_path):
@@ -189,7 +201,7 @@ class HalvingCalibrator(Calibrator):
 
 def test_a_calibrator_of_ones_own_is_saved_once_it_is_registered(scores, tmp_path, monkeypatch):
     calibrator = HalvingCalibrator().fit(scores)
-    with pytest.raises(CalibrationError, match=r"HalvingCalibrator cannot be saved because it has no name; add it to"):
+    with pytest.raises(CalibrationError, match="HalvingCalibrator cannot be saved because it has no name; give"):
         calibrator.save(tmp_path / "own.json")
     assert calibrator.fit_report()["method"] == "HalvingCalibrator"
     monkeypatch.setitem(CALIBRATORS, "halving", f"{__name__}:HalvingCalibrator")

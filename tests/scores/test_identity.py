@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from lm_eval_proca.errors import TaskError
-from lm_eval_proca.scores.identity import differences, model_identity, public, run_identity, task_config
+from lm_eval_proca.scores.identity import differences, model_identity, run_identity, task_config
+from lm_eval_proca.scores.redaction import public
 from tests.conftest import ROOT, write_jsonl
 
 # ------------------------------------------------------------------ models
@@ -53,18 +54,61 @@ def test_backend_and_weights_are_part_of_a_model(tmp_path: Path, monkeypatch: py
     assert model_identity({"pretrained": "weights"}) == model_identity({"pretrained": str(tmp_path / "weights")})
 
 
-@pytest.mark.parametrize("size", [1000, 3_000_000])  # read whole, and in samples
-def test_weights_that_were_trained_on_are_another_run(tmp_path: Path, size: int):
-    weights = tmp_path / "model.safetensors"
-    model = model_identity({"pretrained": str(tmp_path)}, "hf")
-    weights.write_bytes(b"before" * size)
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A model: configuration, tokenizer, a small and a large file of weights, the large one in a subfolder."""
+    (tmp_path / "main").mkdir()
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "merges.txt").write_text("a b")
+    (tmp_path / "adapter.safetensors").write_bytes(b"before" * 1000)
+    (tmp_path / "main" / "model.safetensors").write_bytes(b"before" * 3_000_000)
+    return tmp_path
+
+
+def change(file: Path, place: int) -> None:
+    """Write a few other bytes into a file, which keeps its length."""
+    with file.open("r+b") as opened:
+        opened.seek(place)
+        opened.write(b"after")
+
+
+@pytest.mark.parametrize(
+    ("file", "place"),
+    [
+        ("config.json", 0),
+        ("merges.txt", 0),
+        ("adapter.safetensors", 3000),
+        ("main/model.safetensors", 0),
+        ("main/model.safetensors", 17_000_001),
+        ("main/model.safetensors", 200_000),  # between the blocks that are read
+    ],
+)
+def test_weights_that_were_changed_are_another_run(folder: Path, file: str, place: int):
+    model = model_identity({"pretrained": str(folder), "subfolder": "main"}, "hf")
     before = run_identity(model, None, {})
-    (tmp_path / "training.log").write_text("no part of the model")
-    assert run_identity(model, None, {}) == before
-    weights.write_bytes(b"after!" * size)
+    change(folder / file, place)
     after = run_identity(model, None, {})
     assert differences(before, after) == "content of a file (pretrained)"
     assert before["model"] == after["model"]  # one model to `compare`
+
+
+def test_what_is_no_part_of_a_model_does_not_count(folder: Path):
+    model = model_identity({"pretrained": str(folder)}, "hf")
+    before = run_identity(model, None, {})
+    (folder / "training.log").write_text("no part of the model")
+    (folder / ".cache" / "huggingface").mkdir(parents=True)
+    (folder / ".cache" / "huggingface" / "state.json").write_text("{}")
+    (folder / "config.json").touch()  # small files are read whole
+    assert run_identity(model, None, {}) == before
+
+
+def test_weights_in_one_file_count(tmp_path: Path):
+    weights = tmp_path / "model.gguf"
+    weights.write_bytes(b"before")
+    before = run_identity(model_identity({"model": str(weights)}, "gguf"), None, {})
+    weights.write_bytes(b"after!")
+    after = run_identity(model_identity({"model": str(weights)}, "gguf"), None, {})
+    assert differences(before, after) == "content of a file (model)"
 
 
 SECRET_ARGS = {

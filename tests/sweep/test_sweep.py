@@ -262,7 +262,7 @@ def test_one_argument_more_is_another_model(sweep: Callable[..., str], tmp_path:
     assert "1 finished, 0 to do" in sweep(model_args=",add_bos_token=true")
     tables = [ScoreTable.load(file) for file in (tmp_path / "runs").rglob("*.parquet")]
     assert len({table.record.origin["model_args"]["add_bos_token"] for table in tables}) == 2
-    assert all("remark" not in table.origin["model_args"] for table in tables)
+    assert all("remark" not in table.record.origin["model_args"] for table in tables)
 
 
 def test_an_edited_task_makes_new_cells(sweep: Callable[..., str], tmp_path: Path):
