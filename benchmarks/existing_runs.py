@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 from scipy.stats import spearmanr
+from sklearn.metrics import confusion_matrix
 
 from lm_eval_proca.calibration.registry import CALIBRATORS
-from lm_eval_proca.metrics import confusion, mean
+from lm_eval_proca.metrics import mean
 from lm_eval_proca.paper.display import STYLE, colour_of
 from lm_eval_proca.runs.output_folder import result_files, samples_file
 
@@ -141,7 +142,7 @@ def relabelled(folders: Sequence[Path]) -> str:
                     scores = [float(score) for score, _ in sample["filtered_resps"]]
                     answers.setdefault(sample["filter"], []).append((int(sample["target"]), int(np.argmax(scores))))
             for name, pairs in answers.items():
-                counts = confusion(*np.array(pairs).T, 1 + int(np.max(pairs)))
+                counts = confusion_matrix(*np.array(pairs).T)
                 best = counts[linear_sum_assignment(counts, maximize=True)].sum()
                 found.setdefault(name, []).append((np.trace(counts) / len(pairs), best / len(pairs)))
     lines = [f"| {', '.join(RELABELLED)} | cases | accuracy | best relabelling |", "|---|---:|---:|---:|"]

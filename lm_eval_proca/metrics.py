@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from scipy.stats import binom, bootstrap, kendalltau, norm, spearmanr, ttest_1samp
-from sklearn.metrics import accuracy_score, confusion_matrix
+from sklearn.metrics import accuracy_score
 
 LEVEL = 0.95
 RESAMPLES = 1000
@@ -264,25 +264,6 @@ def added(counts: Iterable[LabelCounts]) -> LabelCounts:
     """The documents of several tasks with the same labels, counted together."""
     columns = [[sum(some) for some in zip(*column, strict=True)] for column in list(zip(*counts, strict=True))[:3]]
     return LabelCounts(*columns)
-
-
-def confusion(gold: np.ndarray, predicted: np.ndarray, labels: int) -> np.ndarray:
-    """How many documents of each gold label (rows) get each label (columns); counts of several tasks may be added."""
-    return confusion_matrix(gold, predicted, labels=range(labels))
-
-
-def recalls(hits: np.ndarray, documents: np.ndarray) -> list[float | None]:
-    """Share of the documents of each gold label that get it; None for a label that no document has."""
-    return [hit / of if of else None for hit, of in zip(hits.tolist(), documents.tolist(), strict=True)]
-
-
-def recall_sd(recall: Iterable[float | None]) -> float | None:
-    """Standard deviation of recall over the labels that occur: 0 without selection bias (Zheng et al., 2024).
-
-    The labels are all there are, not a sample of labels, so their number stands in the denominator.
-    """
-    known = [one for one in recall if one is not None]
-    return statistics.pstdev(known) if known else None
 
 
 # ------------------------------------------------------------------ between two

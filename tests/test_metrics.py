@@ -15,8 +15,8 @@ from sklearn.metrics import accuracy_score, brier_score_loss, f1_score, recall_s
 
 from lm_eval_proca.metrics import (
     accuracy,
+    added,
     calibration_error,
-    confusion,
     count_labels,
     holm,
     kendall_tau,
@@ -25,8 +25,6 @@ from lm_eval_proca.metrics import (
     measures,
     on_common_seeds,
     paired_test,
-    recall_sd,
-    recalls,
     standard_deviation,
     standard_error,
 )
@@ -272,13 +270,27 @@ def test_a_label_that_no_document_has_is_not_in_the_spread_of_recalls() -> None:
     assert found.mean_probability is None
 
 
-def test_confusions_of_several_tasks_may_be_added() -> None:
+def test_labels_of_several_tasks_are_counted_together() -> None:
     rng = np.random.default_rng(5)
     gold, predicted = rng.integers(3, size=(2, 90)), rng.integers(3, size=(2, 90))
-    added = sum(confusion(a, b, 3) for a, b in zip(gold, predicted, strict=True))
-    assert recall_sd(recalls(np.diagonal(added), added.sum(axis=1))) == pytest.approx(
-        np.std(recall_score(gold.ravel(), predicted.ravel(), average=None))
-    )
+    proba = np.full((90, 3), 1 / 3)
+    together = added(count_labels(a, proba, b) for a, b in zip(gold, predicted, strict=True))
+    assert together.documents == 180
+    assert together.recall_sd == pytest.approx(np.std(recall_score(gold.ravel(), predicted.ravel(), average=None)))
+
+
+def test_documents_without_a_gold_label_count_nowhere() -> None:
+    rng = np.random.default_rng(6)
+    gold, proba = rng.integers(3, size=60), rng.dirichlet(np.ones(3), size=60)
+    known = rng.random(60) < 0.7
+    partly, predicted = np.where(known, gold, -1), proba.argmax(axis=1)
+    assert accuracy(partly, predicted) == accuracy(gold[known], predicted[known])
+    assert measures(partly, proba, predicted) == measures(gold[known], proba[known], predicted[known])
+    assert count_labels(partly, proba, predicted) == count_labels(gold[known], proba[known], predicted[known])
+    assert sum(count_labels(partly, proba, predicted).predicted_share) == pytest.approx(1)
+    nothing = measures(np.full(60, -1), proba, predicted)
+    assert {measure.value for measure in nothing.values()} == {None}
+    assert np.isnan(accuracy(np.full(60, -1), predicted))
 
 
 def test_standard_error_is_that_of_lm_eval() -> None:

@@ -121,7 +121,7 @@ def _calibrate_folders(args: argparse.Namespace, calibrators: Mapping[str, Calib
         raise ResultsError(
             f"--output {args.output}: name a folder, which gets results and samples as lm-eval has them."
         )
-    return calibrate_folders(args.files, calibrators, args.output)
+    return calibrate_folders(args.files, calibrators, args.output, asked=bool(args.calibrators))
 
 
 def _chosen(args: argparse.Namespace) -> tuple[Params, dict[str, Calibrator] | None]:

@@ -27,7 +27,9 @@ NAMED = 5
 """So many tasks are named where a sentence is about many."""
 
 
-def calibrate_folders(paths: Sequence[str], calibrators: Mapping[str, Calibrator], output: str | None) -> int:
+def calibrate_folders(
+    paths: Sequence[str], calibrators: Mapping[str, Calibrator], output: str | None, *, asked: bool = False
+) -> int:
     """Print lm-eval's table with calibrated rows for every results file; 1 if something was skipped."""
     files = result_files(paths)
     targets = _targets(paths, files, output)
@@ -44,7 +46,7 @@ def calibrate_folders(paths: Sequence[str], calibrators: Mapping[str, Calibrator
                     write_samples(task, target.parent / task.samples.name)
 
             try:
-                run = calibrate_run(file, calibrators, keep=keep, done=done)
+                run = calibrate_run(file, calibrators, asked=asked, keep=keep, done=done)
             except ResultsError as error:
                 problems.append(str(error))
                 continue

@@ -324,12 +324,12 @@ class GroupRows:
             if not ours or not shown or entry.metric in MEANINGLESS_METRICS:
                 continue
             wanted = sorted(ours & set(listed or ours) or ours)
-            names = [task.task_name for task in tasks]
-            lacking = {name: [task for task in names if name not in self._rows.get(task, ())] for name in wanted}
+            lacking = {name: [one for one in tasks if name not in self._rows.get(one.task_name, ())] for name in wanted}
             entry.filter_list = [*shown, *(name for name in wanted if not lacking[name])]
             for name, some in lacking.items():
-                if 0 < len(some) < len(tasks) and is_first_process():
-                    logger.warning("%s: no row for %s, which %s has not", group.name, name, ", ".join(some[:3]))
+                told = [one.task_name for one in some if name in getattr(one, "calibrators", (name,))]
+                if told and len(some) < len(tasks) and is_first_process():
+                    logger.warning("%s: no row for %s, which %s has not", group.name, name, ", ".join(told[:3]))
 
 
 def _metrics(task: Any) -> Collection[str]:

@@ -34,7 +34,7 @@ from lm_eval_proca.harness.filters import (
 )
 from lm_eval_proca.harness.settings import CALIBRATE, PREFIX, Settings, settings_of_run, without_settings
 from lm_eval_proca.harness.task import Calibrated, gold_if_any
-from lm_eval_proca.scores.fitting import ROWS_PER_LABEL, calibrators_of_documents
+from lm_eval_proca.scores.fitting import ROWS_PER_LABEL, calibrators_of_documents, suited
 from lm_eval_proca.scores.gold import gold_index
 from lm_eval_proca.scores.identity import identity_of_task
 from lm_eval_proca.scores.record import RunRecord, documents_hash, fingerprint
@@ -169,7 +169,6 @@ class StockTask(Calibrated):
     def begin(self, given: Mapping[str, Any], announcement: Announcement) -> None:
         """`given` are the `proca.*` settings of the run."""
         self.given, self.announcement = given, announcement
-        self.calibrators = calibrators_of_documents()
         self.scores_dir, self.layers = given.get("scores_dir"), given.get("layers", Settings.layers)
 
     def set_fewshot_seed(self, seed: int | None = None) -> None:
@@ -191,6 +190,7 @@ class StockTask(Calibrated):
         check_scores_dir(self.config.task, self.scores_dir)
         self.config.metadata = without_settings(self.config.metadata or {})
         self.choices = found.choices
+        self.calibrators = suited(calibrators_of_documents(), len(found.choices))
         rows, how = self._unlabeled_rows()
         index = sorted(set(samples)) if samples else None  # with --samples, lm-eval numbers the chosen documents anew
         documents = {i: Document("eval", index[i] if index else i, gold) for i, gold in found.gold.items()}

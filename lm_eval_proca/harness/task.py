@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 import datasets
@@ -51,6 +52,7 @@ from lm_eval_proca.harness.settings import (
     read_settings,
     without_settings,
 )
+from lm_eval_proca.scores.fitting import suited
 from lm_eval_proca.scores.gold import NO_GOLD, gold_index
 from lm_eval_proca.scores.identity import identity_of_task
 from lm_eval_proca.scores.record import RunRecord, documents_hash, fingerprint
@@ -73,7 +75,7 @@ class Calibrated(ConfigurableTask):
 
     plan: ScoringPlan | None = None
     """What the run scores; None for a task that cannot be calibrated and runs as it is."""
-    calibrators: Mapping[str, Calibrator]
+    calibrators: Mapping[str, Calibrator] = MappingProxyType({})
     """By the names of their filters."""
     scores_dir: str | None = None
     layers: Sequence[int | float] = ()
@@ -196,7 +198,7 @@ class CalibratedTask(Calibrated):
         self.scores_dir, self.layers = self.settings.scores_dir, self.settings.layers
         config["metadata"] = without_settings(metadata)
         config.setdefault("metric_list", [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}])
-        config.setdefault("filter_list", default_filters())
+        unasked = config.setdefault("filter_list", filters := default_filters()) is filters
         check_config(name, config, self.settings.text_fields)
         self.calibrators = calibrators_of(name, config["filter_list"])
 
@@ -208,6 +210,8 @@ class CalibratedTask(Calibrated):
                 f"targets cannot be calibrated."
             )
         check_labels(name, self.labels, self.settings)
+        if unasked:
+            self._leave_out(self.calibrators.keys() - suited(self.calibrators, len(self.labels)).keys())
         self.sampler = OnePromptSampler(
             self._fewshot_pool(),
             task=name,
@@ -218,6 +222,12 @@ class CalibratedTask(Calibrated):
             first=self.fewshot_cfg.sampler == "first_n",
         )
         self.set_fewshot_seed(DEFAULT_SEED)
+
+    def _leave_out(self, names: Collection[str]) -> None:
+        """Default filters that are not for so few labels."""
+        self.calibrators = {name: one for name, one in self.calibrators.items() if name not in names}
+        self._filters: Any = [ensemble for ensemble in self._filters if ensemble.name not in names]
+        self.config.filter_list = [entry for entry in self.config.filter_list if entry["name"] not in names]
 
     # ------------------------------------------------------------------ rows
 

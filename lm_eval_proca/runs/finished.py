@@ -19,12 +19,13 @@ from lm_eval_proca.calibration.base import Calibrator
 from lm_eval_proca.calibration.registry import CALIBRATORS
 from lm_eval_proca.errors import ScoreTableError
 from lm_eval_proca.files import replacing
-from lm_eval_proca.metrics import accuracy, confusion, standard_error
+from lm_eval_proca.metrics import LabelCounts, accuracy, labeled, standard_error
+from lm_eval_proca.runs.answers import Correct
 from lm_eval_proca.runs.groups import RECALL_SD, SAME, STDERR, add_group_rows, lower_is_better
 from lm_eval_proca.runs.output_folder import ACCURACY, evaluated, mapping, read_document, record_of, samples_file
-from lm_eval_proca.runs.sample_logs import Correct, document_hash, first_lines, read_samples, with_filter
-from lm_eval_proca.scores.fitting import RAW, Fit, accuracy_of, fit_all, predictions, recorded
-from lm_eval_proca.scores.score_table import ScoreTable
+from lm_eval_proca.runs.sample_logs import Fields, UnclearTarget, first_lines, known_of, read_log, with_filter
+from lm_eval_proca.scores.fitting import RAW, Fit, fit_all, predictions, recorded, suited
+from lm_eval_proca.scores.score_table import NO_GOLD, ScoreTable
 
 CALIBRATED_IN_RUN = "calibrated by the run itself"
 NO_CHOICES = "they do not score choices"
@@ -77,16 +78,18 @@ def calibrate_run(
     file: Path,
     calibrators: Mapping[str, Calibrator],
     *,
+    asked: bool = False,
     wanted: Callable[[str], bool] = lambda task: True,
     keep: Callable[[FittedTask], None] = lambda task: None,
     done: Callable[[], None] = lambda: None,
 ) -> CalibratedRun:
     """Calibrate the wanted tasks of a results file, then its groups.
 
-    `keep` is given each task before the next is read; `done` is called after each sample log.
+    `asked`: the user named the calibrators, so that a task for which one is not meant says why. `keep` is given each
+    task before the next is read; `done` is called after each sample log.
     """
     run = CalibratedRun(file, read_document(file))
-    confusions: dict[str, dict[str, np.ndarray]] = {}
+    counts: dict[str, Mapping[str, LabelCounts]] = {}
     for name in filter(wanted, run.document["configs"]):
         if (reason := why_unchanged(run.document, name)) is not None:
             run.unchanged.setdefault(reason, []).append(name)
@@ -95,12 +98,12 @@ def calibrate_run(
         if isinstance(table, Skipped):
             run.skipped.append(table)
         else:
-            fits, failures = fit_all(table, calibrators)
+            fits, failures = fit_all(table, calibrators if asked else suited(calibrators, len(table.labels)))
             task = FittedTask(name, samples_file(file, name), table, fits)
-            confusions[name] = _add_rows(run, task, failures)
+            counts[name] = _add_rows(run, task, failures)
             keep(task)
         done()
-    run.notes.extend(add_group_rows(run.document, confusions))
+    run.notes.extend(add_group_rows(run.document, counts))
     return run
 
 
@@ -113,56 +116,62 @@ def write_samples(task: FittedTask, target: Path) -> None:
             shutil.copyfileobj(lines, written)
         for name, fit in task.fits.items():
             right = np.argmax(fit.log_proba, axis=1) == gold
-            for row, line in _lines(task):
-                written.write(with_filter(line, name, fit.log_proba[row], bool(right[row])))
+            for row, fields in _documents(task):
+                known = bool(right[row]) if gold[row] != NO_GOLD else None
+                written.write(with_filter(fields, name, fit.log_proba[row], known).encode())
 
 
 def answers(task: FittedTask) -> Correct:
     """Of such a log only what a comparison reads: id and hash of every document; by filter, right or wrong."""
     gold = task.table.gold_of("eval")
-    hashes = {row: document_hash(line) for row, line in _lines(task)}
-    documents = [(index, hashes[row]) for row, index in enumerate(task.table.index_of("eval").tolist())]
-    return Correct.of(documents, {name: predicted == gold for name, _, predicted in predictions(task.table, task.fits)})
+    hashes = {row: str(fields.get("doc_hash")) for row, fields in _documents(task)}
+    indices = task.table.index_of("eval").tolist()
+    labeled = np.flatnonzero(gold != NO_GOLD)
+    return Correct.of(
+        [(indices[row], hashes[row]) for row in labeled.tolist()],
+        {name: (predicted == gold)[labeled] for name, _, predicted in predictions(task.table, task.fits)},
+    )
 
 
-def _lines(task: FittedTask) -> Iterator[tuple[int, bytes]]:
-    """One line of each document; lines are in the order of the table, fits in that of the documents."""
+def _documents(task: FittedTask) -> Iterator[tuple[int, Fields]]:
+    """What one line says of each document; lines are in the order of the table, fits in that of the documents."""
     rows = np.argsort(np.argsort(task.table.index, kind="stable"), kind="stable")
-    yield from zip(rows.tolist(), (line for _, line in first_lines(task.samples)), strict=True)
+    yield from zip(rows.tolist(), (fields for _, fields in first_lines(task.samples)), strict=True)
 
 
 def _read(file: Path, document: Mapping[str, Any], task: str) -> ScoreTable | Skipped:
     path = samples_file(file, task)
     if not path.is_file():
         return Skipped(task, f"there is no {path.name} beside {file} (run lm_eval with --log_samples)", damaged=True)
-    shots = (document.get("n-shot") or {}).get(task)
     try:
-        table = read_samples(path, {"task": task, "model": document.get("model_name"), "num_fewshot": shots})
+        log = read_log(path, document, task)
+        if not log.has_fixed_labels:
+            return Skipped(task, "its choices differ from document to document, or from input to input", damaged=False)
+        table = log.table(known_of(document, task))
     except ScoreTableError as error:
-        return Skipped(task, str(error).rstrip("."), damaged=True)
-    if table.record.labels_are_positions:
-        return Skipped(task, "its choices differ from document to document, or from input to input", damaged=False)
+        return Skipped(task, str(error).rstrip("."), damaged=not isinstance(error, UnclearTarget))
     expected, found = evaluated(document, task), len(table.index)
     if expected not in (None, found):
         return Skipped(task, f"{path} holds {found} of {expected} documents; it was cut", damaged=True)
-    logged = accuracy_of(table)
+    # As lm-eval counts: a document without a gold label is wrong.
+    logged = float(np.mean(np.argmax(table.scores, axis=1) == table.gold))
     measured = document["results"][task].get(f"{ACCURACY},{RAW}", logged)
     if not isinstance(measured, (int, float)) or not math.isclose(logged, measured, abs_tol=SAME):
         return Skipped(task, f"{path} does not give the accuracy of {file}", damaged=True)
     return table
 
 
-def _add_rows(run: CalibratedRun, task: FittedTask, failures: Mapping[str, str]) -> dict[str, np.ndarray]:
-    """Put the numbers of a task into the document; its confusions by filter."""
+def _add_rows(run: CalibratedRun, task: FittedTask, failures: Mapping[str, str]) -> Mapping[str, LabelCounts]:
+    """Put the numbers of a task into the document; its labels counted by filter."""
     metrics, config = run.document["results"][task.name], run.document["configs"][task.name]
     gold = task.table.gold_of("eval")
-    record, confusions = recorded(task.table, task.fits, failures), {}
+    record = recorded(task.table, task.fits, failures)
     for name, _, predicted in predictions(task.table, task.fits):
         if name != RAW:
-            metrics[f"{ACCURACY},{name}"] = accuracy(gold, predicted)
-            metrics[f"{STDERR},{name}"] = standard_error(predicted == gold)
+            known, found = labeled(gold, predicted)
+            metrics[f"{ACCURACY},{name}"] = accuracy(known, found)
+            metrics[f"{STDERR},{name}"] = standard_error(known == found)
         metrics[f"{RECALL_SD},{name}"] = record.label_counts[name].recall_sd
-        confusions[name] = confusion(gold, predicted, len(task.table.labels))
     lower_is_better(run.document, task.name)
     config["metadata"] = {**mapping(config, "metadata"), "proca": record.as_json()}
     if task.fits:
@@ -172,4 +181,4 @@ def _add_rows(run: CalibratedRun, task: FittedTask, failures: Mapping[str, str])
     else:
         for name, reason in failures.items():
             run.failures.setdefault(reason, {}).setdefault(task.name, []).append(name)
-    return confusions
+    return record.label_counts

@@ -47,12 +47,19 @@ def calibrators_of_documents(params: Params | None = None, *, hidden_states: boo
     return make_calibrators([name for name in suited if kinds[name].fits_on == "estimate"], params)
 
 
+def suited(calibrators: Mapping[str, Calibrator], n_labels: int) -> dict[str, Calibrator]:
+    """Those that a task with so many labels gets unasked."""
+    return {name: one for name, one in calibrators.items() if n_labels >= one.min_labels}
+
+
 def calibrators_of_run(table: ScoreTable, params: Params | None = None) -> dict[str, Calibrator]:
     """Unfitted calibrators with the names and parameters of the run's filters, some of them changed by `params`.
 
     A table without a record of filters gets one calibrator of each kind.
     """
-    filters = table.record.filters or {name: [{"function": name}] for name in CALIBRATORS}
+    if not table.record.filters:
+        return suited(make_calibrators(CALIBRATORS, params), len(table.labels))
+    filters = table.record.filters
     chosen = {name: step for name, steps in filters.items() for step in steps if step["function"] in CALIBRATORS}
     return _made(chosen, params or {})
 

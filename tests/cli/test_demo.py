@@ -70,7 +70,7 @@ def test_it_prints_lm_evals_table_and_the_same_numbers_in_words(
     *table, sentence = capfd.readouterr().out.splitlines()
     cells = [[cell.strip() for cell in row.split("|")] for row in table if "|acc" in row]
     accuracies = {row[3]: float(row[7]) for row in cells}
-    assert set(accuracies) == {"bc", "conca", "none", "proca", "proca_a"}
+    assert set(accuracies) == {"bc", "conca", "none", "proca"}
     assert f"is {100 * accuracies.pop('none'):.1f} %" in sentence
     said = {
         name: float(percent)

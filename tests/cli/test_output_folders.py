@@ -13,7 +13,7 @@ from lm_eval_proca import Calibrator
 from lm_eval_proca.calibration.registry import make_calibrator
 from lm_eval_proca.cli import main
 from lm_eval_proca.scores import fitting
-from lm_eval_proca.scores.fitting import calibrators_of_documents
+from lm_eval_proca.scores.fitting import calibrators_of_documents, suited
 from tests.output_folders import Matrix, write_output
 from tests.score_tables import made_table
 
@@ -79,7 +79,7 @@ def test_lm_evals_own_table_with_calibrated_rows(folder: Path, capsys: Output) -
     assert [line for line in printed.splitlines() if re.match(r"\| *(Tasks|Groups) ", line)]
     of_large = printed[: printed.index("org/small")]
     rows = rows_of(of_large, "all")
-    names = sorted(["none", *calibrators_of_documents(hidden_states=False)])
+    names = sorted(["none", *suited(calibrators_of_documents(hidden_states=False), 4)])
     assert list(rows) == [(name, metric) for metric in ("acc", "recall_sd") for name in names]
     assert names[:2] == ["bc", "none"]
     assert not {"conca", "proca_h"} & set(names)  # logs have neither content-free inputs nor hidden states
@@ -126,6 +126,26 @@ def test_compare_does_both_steps(folder: Path, calibrated: Path, tmp_path: Path,
     assert at_once == after
     assert at_once["methods"][:2] == ["raw", "bc"]
     assert not list(folder.rglob("*calibrated*"))
+
+
+def test_tasks_that_report_acc_norm_alone_are_compared_with_paired_tests(
+    folder: Path, tmp_path: Path, capsys: Output
+) -> None:
+    """As leaderboard_bbh_* do: their lines have no `acc` under the raw filter, and are whole."""
+    for file in folder.rglob("*.json*"):
+        text = file.read_text().replace('"acc,none"', '"acc_norm,none"')
+        file.write_text(re.sub(r'"acc": (\d.0)}', r'"acc_norm": \1}', text))
+    output = tmp_path / "calibrated"
+    assert main(["calibrate", str(folder), "--calibrators", "bc", "--output", str(output)]) == 0
+    capsys.readouterr()
+    assert main(["compare", str(output), "--format", "json"]) == 0
+    compared = json.loads(capsys.readouterr().out)
+    assert compared["notices"] == []
+    assert compared["methods"] == ["bc"]
+    tests = compared["leaderboards"][0]["standings"][0]["against_models"]["tests"]["org/small"]
+    assert [one["documents"] for one in tests] == [80, 60]
+    for one in tests:
+        assert (one["better"] - one["worse"]) / one["documents"] == pytest.approx(one["difference"])
 
 
 def test_compare_with_patterns_calibrates_only_what_it_shows(folder: Path, capsys: Output) -> None:

@@ -52,10 +52,10 @@ def accuracies(results: dict) -> dict[str, float]:
 def test_the_table_has_a_row_per_filter_with_its_stderr(lm_eval):
     printed, results = lm_eval("--num_fewshot", "2", "--limit", "20")
     rows = [line.split("|") for line in printed.splitlines() if line.startswith("|") and "acc" in line]
-    assert [row[3].strip() for row in rows] == ["bc", "conca", "none", "proca", "proca_a"]
+    assert [row[3].strip() for row in rows] == ["bc", "conca", "none", "proca"]
     assert all(float(row[9]) >= 0 for row in rows)
     record = results["configs"]["proca_sst2"]["metadata"]["proca"]
-    assert set(record["fits"]) == {"bc", "conca", "proca", "proca_a"}
+    assert set(record["fits"]) == {"bc", "conca", "proca"}
     assert record["num_fewshot"] == 2
 
 
@@ -99,7 +99,7 @@ def test_chat_template(lm_eval, tiny_gpt2: Path, tmp_path: Path):
     record, other = (run["configs"]["proca_sst2"]["metadata"]["proca"] for run in (chat, plain))
     assert record["prompt_hash"] != other["prompt_hash"]
     assert record["unlabeled_hash"] == other["unlabeled_hash"]
-    assert len(accuracies(chat)) == 5
+    assert len(accuracies(chat)) == 4
 
 
 @pytest.mark.parametrize(
@@ -179,12 +179,12 @@ def test_a_task_whose_scores_cannot_be_calibrated(
         task: {key.removeprefix("acc,") for key in results["results"][task] if key.startswith("acc,")}
         for task in ("proca_sst2", "proca_demo")
     }
-    everything = {"none", "bc", "conca", "proca", "proca_a"} | ({"proca_h"} if processes == 2 else set())
+    everything = {"none", "bc", "conca", "proca"} | ({"proca_h"} if processes == 2 else set())
     assert rows_of == {"proca_sst2": {"none"}, "proca_demo": everything}
     record = results["configs"]["proca_sst2"]["metadata"]["proca"]
-    assert record["not_calibrated"].keys() == {"bc", "conca", "proca", "proca_a", "proca_h"}
+    assert record["not_calibrated"].keys() == {"bc", "conca", "proca", "proca_h"}
     (sentence,) = set(record["not_calibrated"].values())
     assert sentence.startswith("The model gave nan as the score of label 'Negative' for eval document 33; calibration")
-    assert done.stderr.count(f"proca_sst2: no row for bc, conca, proca, proca_a, proca_h: {sentence}") == 1
+    assert done.stderr.count(f"proca_sst2: no row for bc, conca, proca, proca_h: {sentence}") == 1
     tables = [pq.read_table(path) for path in sorted((tmp_path / "scores").glob("*.parquet"))]
     assert [table.num_rows for table in tables] == [40 + 40 + 3] * 2

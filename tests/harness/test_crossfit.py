@@ -21,7 +21,7 @@ from lm_eval_proca.scores.fitting import accuracies, calibrators_of_run, fold_of
 from lm_eval_proca.scores.score_table import ScoreTable
 from tests.conftest import ROOT, made_sentences, write_jsonl
 
-OURS = ("bc", "proca", "proca_a")
+OURS = ("bc", "proca")
 
 QUIZ = """
 task: {name}
@@ -269,7 +269,7 @@ class TestWhatIsSaid:
         assert f"acc,{OURS[0]}" in rows_of(results, "quiz_few")
         (sentence,) = set(results["configs"]["quiz_handful"]["metadata"]["proca"]["not_calibrated"].values())
         assert sentence.startswith("9 evaluation documents are too few to calibrate 3 labels on themselves")
-        assert f"quiz_handful: no row for bc, proca, proca_a, proca_h: {sentence}" in caplog.messages
+        assert f"quiz_handful: no row for bc, proca, proca_h: {sentence}" in caplog.messages
 
     def test_demonstrations_that_change_with_the_document_are_told_once(self, evaluate, caplog):
         caplog.set_level("INFO")
@@ -324,7 +324,6 @@ def test_one_and_two_processes_and_the_logged_samples_agree(
         "acc,none",
         "acc,bc",
         "acc,proca",
-        "acc,proca_a",
     }
     for task, values in numbers[1].items():
         for key, value in values.items():

@@ -17,7 +17,7 @@ from lm_eval_proca.errors import TaskError
 from lm_eval_proca.scores.score_table import ScoreTable
 from tests.conftest import ROOT, made_sentences, write_jsonl
 
-FILTERS = {"none", "bc", "conca", "proca", "proca_a"}  # and proca_h, where a model gives hidden states
+FILTERS = {"none", "bc", "conca", "proca"}  # and proca_h, where a model gives hidden states
 
 
 def record_of(results: dict, task: str = "proca_sst2") -> dict:
@@ -295,8 +295,8 @@ class TestScoresThatCannotBeCalibrated:
     @pytest.mark.parametrize(
         ("where", "document", "lost"),
         [
-            ("number 2-14 ", "eval document 7", {"bc", "conca", "proca", "proca_a", "proca_h"}),
-            ("number 1-", "estimate document 0", {"bc", "proca", "proca_a", "proca_h"}),
+            ("number 2-14 ", "eval document 7", {"bc", "conca", "proca", "proca_h"}),
+            ("number 1-", "estimate document 0", {"bc", "proca", "proca_h"}),
             ("[MASK]", "content-free document 2", {"conca"}),
         ],
     )

@@ -18,7 +18,7 @@ from tests.real.conftest import command, environment, results_in
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
-FILTERS = ("none", "bc", "conca", "proca", "proca_a", "proca_h")
+FILTERS = ("none", "bc", "conca", "proca", "proca_h")
 
 
 def small_options(folder: Path, batch_size: int = 1, shots: int = 2) -> list[str]:

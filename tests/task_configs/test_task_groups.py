@@ -12,7 +12,7 @@ MEMBERS = {
     "proca": [f"proca_{name}" for name in NINE],
     "proca_sst2_templates": [f"proca_sst2_template{number}" for number in range(1, 10)],
 }
-FILTERS = ["bc", "conca", "none", "proca", "proca_a"]
+FILTERS = ["bc", "conca", "none", "proca"]
 
 
 def test_lm_eval_lists_exactly_these_tasks(task_configs):
