@@ -136,16 +136,12 @@ class SharedPrefixLM(SharedPrefix, HFLM):
                 dist.barrier()
 
     def _model_generate(self, context: torch.Tensor, max_length: int, stop: list[str], **options: Any) -> torch.Tensor:
-        """As HFLM; equal prompts are read once and finished rows leave the batch, where the model allows it."""
-        if self.backend == "causal" and can_decode(self.model, options):
-            options["custom_generate"] = decoding_loop(functools.partial(self._ended, stop))
+        """As HFLM; equal prompts are read once and finished rows leave the batch, where the text stays the same."""
+        # HFLM cuts a text at the end of thinking before it looks for stop sequences, so rows must go on behind those.
+        causal = self.backend == "causal" and self.think_end_token is None
+        if causal and can_decode(self.model, self.tokenizer, stop, options):
+            options["custom_generate"] = decoding_loop(self.tokenizer, stop)
         return super()._model_generate(context, max_length, stop, **options)
-
-    def _ended(self, stop: list[str], generated: torch.Tensor) -> torch.Tensor:
-        # A stop sequence of n characters lies within the last n tokens, and may begin within one before.
-        tails = self.tokenizer.batch_decode(generated[:, -(max(map(len, stop)) + 1) :], skip_special_tokens=False)
-        ended = [any(sequence in tail for sequence in stop) for tail in tails]
-        return torch.tensor(ended, device=generated.device) | (generated[:, -1] == self.eot_token_id)
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[LogLikelihood]:
         """As HFLM; a request with an attribute `layers` also gets an attribute `hidden_states`, an array (layers,
