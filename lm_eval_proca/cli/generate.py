@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=whole_number, default=0, help="of the demonstrations and of sampling (default: %(default)s)")
     add("--per_class", type=positive, metavar="N", help="labeled examples per class (default: 2; 1 from ten labels on)")
     add("--temperature", type=float, default=1.0, help="of sampling (default: %(default)s)")
-    add("--most", type=positive, metavar="N", help="generations after which to stop anyway (default: 4 x size)")
+    add("--max_generations", type=positive, metavar="N", help="stop after so many generations (default: 4 x size)")
     add("--output", required=True, metavar="FILE", help="JSON Lines file, for --metadata proca.estimate_file=FILE")
 
 
@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
         seed=args.seed,
         per_class=args.per_class or default_per_class(len(task.labels)),
         temperature=args.temperature,
-        most=args.most or 4 * size,
+        max_generations=args.max_generations or 4 * size,
     )
     try:
         done = generate(task, model_of(args, args.model_args), wanted, args.output)
@@ -57,5 +57,5 @@ def summary(done: dict, output: str) -> str:
         f"({counts['kept'] / total:.0%}){f', dropped were {dropped}' if dropped else ''}."
     )
     if done["rows"] < done["size"]:
-        sentence += f" {done['size']} were wanted: raise --most, or use what there is."
+        sentence += f" {done['size']} were wanted: raise --max_generations, or use what there is."
     return sentence

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import requests
-from aiohttp import ClientError
+from aiohttp import ClientError, ContentTypeError
 from lm_eval.api.instance import Instance
 from lm_eval.api.registry import register_model
 from lm_eval.models.openai_completions import LocalCompletionsAPI
@@ -38,6 +38,9 @@ NO_SERVER = (
     requests.exceptions.MissingSchema,
     requests.exceptions.InvalidSchema,
 )
+
+
+NOT_JSON = (json.JSONDecodeError, requests.exceptions.JSONDecodeError, UnicodeDecodeError, ContentTypeError)
 
 
 @register_model("local-completions-shared-prefix")
@@ -73,18 +76,53 @@ class CompletionsSharedPrefixLM(EngineLM, LocalCompletionsAPI):
         with self._in_a_sentence():
             return super().generate_until(requests, disable_tqdm=disable_tqdm)
 
-    def parse_logprobs(self, outputs: Any, **kwargs: Any) -> list[LogLikelihood]:  # type: ignore[override]
+    async def get_batched_requests(self, *args: Any, **kwargs: Any) -> list[Any]:
+        # The first failure ends the run in a sentence; asyncio would print a traceback for each of the others.
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+        return await super().get_batched_requests(*args, **kwargs)
+
+    async def amodel_call(self, session: Any, sem: Any, messages: Any, **kwargs: Any) -> Any:
+        answers = await super().amodel_call(session, sem, messages, **kwargs)
+        if len(answers) != len(messages):  # stock would give answers to the wrong prompts
+            raise self._not_completions(answers)
+        return answers
+
+    def parse_logprobs(self, outputs: Any, tokens: Any, ctxlens: Any, **kwargs: Any) -> list[LogLikelihood]:  # type: ignore[override]
+        answer = outputs[0] if isinstance(outputs, list) and len(outputs) == 1 else outputs
+        choices = self._choices(answer, len(ctxlens))
         try:
-            return super().parse_logprobs(outputs=outputs, **kwargs)
-        except (KeyError, TypeError) as error:
+            scored = [len(choice["logprobs"]["token_logprobs"]) for choice in choices]
+            answers = super().parse_logprobs(outputs=answer, ctxlens=ctxlens)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise self._without_log_probabilities() from error
+        if self.tokenized_requests and any(n <= len(prompt) for n, prompt in zip(scored, tokens, strict=True)):
+            raise ModelError(
+                f"The server at {self.base_url} does not score the tokens of a prompt (echo=True), and classification "
+                "needs that: use a server that does, such as `vllm serve`."
+            )
+        return answers
+
+    def parse_generations(self, outputs: Any, contexts: Sequence[Any] | None = None, **kwargs: Any) -> list[str]:  # type: ignore[override]
+        if not all("text" in choice for choice in self._choices(outputs, None if contexts is None else len(contexts))):
+            raise self._not_completions(outputs)
+        return super().parse_generations(outputs=outputs)
+
+    def _choices(self, answer: Any, prompts: int | None) -> list[dict[str, Any]]:
+        """The choices of an answer in the order of its prompts, as many as there are prompts where that is known."""
+        try:
+            choices = sorted(answer["choices"], key=lambda choice: choice["index"])
+            if [choice["index"] for choice in choices] == list(range(len(choices) if prompts is None else prompts)):
+                return choices
+        except (KeyError, TypeError):
+            pass
+        raise self._not_completions(answer)
 
     @contextmanager
     def _in_a_sentence(self) -> Iterator[None]:
         """What stock's own requests end in."""
         try:
             yield
-        except (requests.RequestException, ClientError, asyncio.TimeoutError) as error:
+        except (requests.RequestException, ClientError, asyncio.TimeoutError, *NOT_JSON) as error:
             raise self._failed(error) from error
 
     def _predictions(self, asked: Sequence[Question]) -> Iterator[tuple[int, Prediction]]:
@@ -119,24 +157,25 @@ class CompletionsSharedPrefixLM(EngineLM, LocalCompletionsAPI):
                 "return_tokens_as_token_ids": True,
             }
         )
-        try:
-            choices = sorted(answer["choices"], key=lambda choice: choice["index"])
-            found = [choice["logprobs"] for choice in choices]
-        except (KeyError, TypeError):
-            raise CannotShare("its answers are not those of /v1/completions") from None
-        if not all(found):
+        found: list[Any] = [choice.get("logprobs") for choice in self._choices(answer, len(batch))]
+        if not all(isinstance(each, dict) for each in found):
             raise self._without_log_probabilities()
         try:
             behind = [each["top_logprobs"][0] for each in found]
-            return [{int(token.removeprefix(TOKEN)): value for token, value in each.items()} for each in behind]
-        except (KeyError, IndexError, TypeError, ValueError):
+            predictions: list[Prediction] = [
+                {int(token.removeprefix(TOKEN)): value for token, value in each.items()} for each in behind
+            ]
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError):
             raise CannotShare(
                 "the server does not return the log-probabilities of chosen tokens, as vLLM does from "
                 f"{FIRST_VERSION} on"
             ) from None
+        if not all(isinstance(value, int | float) for each in predictions for value in each.values()):
+            raise self._without_log_probabilities()
+        return predictions
 
-    def _post(self, payload: dict[str, Any]) -> dict[str, Any]:
-        """The server's answer; three times asked where the connection fails or the server does."""
+    def _post(self, payload: dict[str, Any]) -> Any:
+        """The server's answer, asked for `max_retries` times where the connection or the server fails."""
         body = json.dumps(payload).encode()
         headers = {**self.header, "Content-Type": "application/json"}
         with self._count:
@@ -147,27 +186,29 @@ class CompletionsSharedPrefixLM(EngineLM, LocalCompletionsAPI):
                 response = self._session.post(
                     self.base_url, data=body, headers=headers, verify=self.verify_certificate, timeout=self.timeout
                 )
+                if response.ok:
+                    answer = response.json()
+                    with self._count:
+                        self._requests_answered += 1
+                    return answer
+                problem: requests.RequestException = requests.HTTPError(_message(response), response=response)
                 if response.status_code < 500 and response.status_code != 429:
                     break
-                problem: Exception = requests.HTTPError(_message(response), response=response)
             except requests.RequestException as error:
                 problem = error
             if attempt < self.max_retries:
                 threading.Event().wait(min(10, 2 ** (attempt - 1)))
-        else:
-            raise self._failed(problem)
-        if response.status_code == 404:
+        status = _status(problem)
+        if status == 404:
             raise _wrong_model(self.base_url, self.model, self._served)
-        if response.status_code in (400, 422):  # most servers: a field that they do not know
-            raise CannotShare(f"the server refuses such requests ({_message(response)})")
-        if not response.ok:
-            raise self._failed(requests.HTTPError(_message(response), response=response))
-        with self._count:
-            self._requests_answered += 1
-        return response.json()
+        if status in (400, 422):  # most servers: a field that they do not know
+            raise CannotShare(f"the server refuses such requests ({problem})")
+        raise self._failed(problem)
 
-    def _failed(self, error: Exception) -> ModelError:
-        status = getattr(error, "status", None) or getattr(getattr(error, "response", None), "status_code", None)
+    def _failed(self, error: BaseException) -> ModelError:
+        if isinstance(error, NOT_JSON):
+            return self._unusable(f"is not JSON ({_in_a_line(getattr(error, 'doc', None) or error)})")
+        status = _status(error)
         if status is not None and status < 500:
             return ModelError(f"The server at {self.base_url} refuses requests: {_reason(error)}.")
         return ModelError(
@@ -175,10 +216,19 @@ class CompletionsSharedPrefixLM(EngineLM, LocalCompletionsAPI):
             f"({_reason(error)}): start it again and repeat the command; --use_cache keeps the answers for that."
         )
 
+    def _not_completions(self, answer: Any) -> ModelError:
+        return self._unusable(f"does not hold one choice for each prompt ({_in_a_line(answer)})")
+
+    def _unusable(self, what: str) -> ModelError:
+        return ModelError(
+            f"The server at {self.base_url} sent an answer that {what}: make sure that base_url in --model_args is its "
+            "/v1/completions, and repeat the command; --use_cache keeps the answers for that."
+        )
+
     def _without_log_probabilities(self) -> ModelError:
         return ModelError(
             f"The server at {self.base_url} returns no log-probabilities (logprobs=1), and classification needs them: "
-            "start it so that it does, or use a server that has them, as `vllm serve`."
+            "start it so that it does, or use a server that has them, such as `vllm serve`."
         )
 
 
@@ -225,7 +275,11 @@ def _message(response: requests.Response) -> str:
         words = error.get("message", error) if isinstance(error, dict) else error
     except (ValueError, AttributeError):
         words = response.text
-    return f"status {response.status_code}, {' '.join(str(words).split())[:200]}"
+    return f"status {response.status_code}, {_in_a_line(words)}"
+
+
+def _status(error: BaseException) -> int | None:
+    return getattr(error, "status", None) or getattr(getattr(error, "response", None), "status_code", None)
 
 
 def _reason(error: BaseException) -> str:
@@ -234,5 +288,8 @@ def _reason(error: BaseException) -> str:
         return "no answer in time"
     while (cause := error.__cause__ or error.__context__) is not None:
         error = cause
-    words = " ".join((getattr(error, "strerror", None) or str(error)).split())
-    return words[:200] or type(error).__name__
+    return _in_a_line(getattr(error, "strerror", None) or error) or type(error).__name__
+
+
+def _in_a_line(words: Any) -> str:
+    return " ".join(str(words).split())[:200]

@@ -24,7 +24,8 @@ class EngineLM(SharedPrefix):
     _tolerance = TOLERANCE[torch.bfloat16]
     """How far log-probabilities of one token may lie apart when the engine, whose precision may be unknown, computes
     them in two ways."""
-    _checked = False
+    _longest_checked = 0
+    """Tokens of the longest continuation that was checked."""
 
     @abstractmethod
     def _predictions(self, asked: Sequence[Question]) -> Iterator[tuple[int, Prediction]]:
@@ -39,8 +40,10 @@ class EngineLM(SharedPrefix):
             for _, context, continuation in requests
         ]
         numbers = [number for number, request in enumerate(inputs) if _saves(request)]
-        if numbers and not self._checked:
+        longest = max((len(inputs[number].continuation) for number in numbers), default=0)
+        if longest > self._longest_checked:
             self._check(requests, inputs, numbers)
+            self._longest_checked = longest
         plan = questions(inputs, numbers)
         with tqdm(total=len(numbers), disable=disable_tqdm, desc="Running loglikelihood requests") as progress:
             for number, answer in read_answers(plan, inputs, self._complete_predictions(plan.asked)):
@@ -50,7 +53,7 @@ class EngineLM(SharedPrefix):
         logger.info(f"{self.NAME}: {len(plan.asked)} prompts answered {len(numbers)} of {len(requests)} requests.")
 
     def _check(self, requests: list[TokenizedRequest], inputs: list[Request], numbers: list[int]) -> None:
-        """Ask for a few requests in both ways: the first, the last, and one of the longest continuations."""
+        """Ask for a few requests in both ways: the first, the last, and one with the longest continuation."""
         longest = max(numbers, key=lambda number: len(inputs[number].continuation))
         sample = sorted({numbers[0], longest, numbers[-1]})
         plan = questions(inputs, sample)
@@ -60,7 +63,6 @@ class EngineLM(SharedPrefix):
             difference = abs(ours[number][0] - expected)
             if difference > self._tolerance * len(inputs[number].continuation):
                 raise CannotShare(f"scores behind cached prefixes differ by up to {difference:.2g} from those of stock")
-        self._checked = True
 
     def _complete_predictions(self, asked: Sequence[Question]) -> Iterator[tuple[int, Prediction]]:
         for place, prediction in self._predictions(asked):

@@ -4,8 +4,8 @@ A request is a token sequence whose last positions predict its continuation. Seq
 common beginning only once. In lexicographic order the list is a prefix tree, read depth first, and the common
 prefixes of neighbours are all one has to know of it:
 
-- a *document* is a run of sequences that share a whole context: a prompt with its labels, itself a small tree;
-- a *row* holds documents one after the other, their trees flattened;
+- a *prompt tree* is a run of sequences that share a whole context: a prompt with its labels;
+- a *row* holds prompt trees one after the other, flattened;
 - a *pass* is what one forward pass computes: a few rows of similar length;
 - a *group* is all passes behind the same prefix, whose keys and values are computed once and kept.
 """
@@ -40,11 +40,11 @@ class Limits(NamedTuple):
 
     tokens: int
     scored: int
-    documents: int | None = None
+    prompts: int | None = None
 
     def halved(self) -> Limits:
-        documents = None if self.documents is None else max(1, self.documents // 2)
-        return Limits(max(1, self.tokens // 2), max(1, self.scored // 2), documents)
+        prompts = None if self.prompts is None else max(1, self.prompts // 2)
+        return Limits(max(1, self.tokens // 2), max(1, self.scored // 2), prompts)
 
     def row(self, prefix: int) -> int:
         """Most tokens of a row. Matrix products gain from long passes, but attention costs a row's length squared, and
@@ -65,8 +65,9 @@ class Branch:
 
 
 @dataclass
-class Document:
-    """Branches of a common context; from `first_scored` on, positions are predictions: no part of a cached prefix."""
+class PromptTree:
+    """A prompt and its labels: branches of a common context. From `first_scored` on, positions are predictions, which
+    no cached prefix may hold."""
 
     branches: list[Branch]
     size: int
@@ -74,7 +75,7 @@ class Document:
     scored: int
 
     @classmethod
-    def of(cls, branch: Branch) -> Document:
+    def of(cls, branch: Branch) -> PromptTree:
         return cls([branch], len(branch), branch.first_scored, len(branch) - branch.first_scored)
 
     def takes(self, branch: Branch, limits: Limits) -> bool:
@@ -103,20 +104,20 @@ class Answer(NamedTuple):
 
 @dataclass
 class Row:
-    """Documents one after the other. Every token follows its ancestors: the beginning of its own prompt."""
+    """Prompt trees one after the other. Every token follows its ancestors: the beginning of its own prompt."""
 
     tokens: Tokens
     positions: Tokens
     chains: list[tuple[Tokens, int, int]]  # (ancestors, start, stop): tokens start..stop-1 follow each other
     answers: list[Answer]  # places are those of tokens in the row
-    documents: int
+    prompts: int
 
     @classmethod
-    def of(cls, documents: Sequence[Document], prefix: int) -> Row:
+    def of(cls, trees: Sequence[PromptTree], prefix: int) -> Row:
         tokens, positions, chains, answers = [], [], [], []
         path = np.empty(0, np.int64)  # where the tokens of the current branch stand in the row
         previous, size = None, 0
-        for branch in (branch for document in documents for branch in document.branches):
+        for branch in (branch for tree in trees for branch in tree.branches):
             shared = prefix if previous is None else max(prefix, common_prefix(previous.tokens, branch.tokens))
             stop = size + len(branch) - shared
             ancestors = path[: shared - prefix]
@@ -126,7 +127,7 @@ class Row:
             path = np.concatenate([ancestors, np.arange(size, stop)])
             answers += [Answer(number, path[-length:]) for number, length in branch.requests]
             previous, size = branch, stop
-        return cls(np.concatenate(tokens), np.concatenate(positions), chains, answers, len(documents))
+        return cls(np.concatenate(tokens), np.concatenate(positions), chains, answers, len(trees))
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -135,6 +136,12 @@ class Row:
     def is_chain(self) -> bool:
         """Whether every token follows all tokens before it, as in plain text."""
         return all(len(ancestors) == start for ancestors, start, _ in self.chains)
+
+    def foreign_before(self, place: int, prefix: int) -> int:
+        """Tokens of the row that stand between this one and the beginning of its prompt, and are no part of it."""
+        ancestors, start, _ = next(chain for chain in self.chains if place < chain[2])
+        begin = 0 if prefix else ancestors[0] if len(ancestors) else start
+        return int(start - begin - len(ancestors))
 
     @cached_property
     def scored(self) -> Tokens:
@@ -152,7 +159,7 @@ class Pass:
     def shape(self) -> tuple[int, int]:
         return len(self.rows), max(map(len, self.rows))
 
-    @property
+    @cached_property
     def is_plain(self) -> bool:
         """Whether the usual causal mask and the usual positions are right for every row."""
         return all(row.is_chain for row in self.rows)
@@ -200,16 +207,20 @@ class Pass:
         """Places in a row where logits are wanted, in one row at least: models compute the same places of all rows."""
         return np.unique(np.concatenate([row.scored for row in self.rows]))
 
-    def answers(self) -> Iterator[Answer]:
+    @cached_property
+    def answers(self) -> list[Answer]:
         """With places among the logits of all rows, one row after the other."""
-        for i, row in enumerate(self.rows):
-            for request, places in row.answers:
-                yield Answer(request, i * len(self.scored) + np.searchsorted(self.scored, places))
+        return [self.answer(number, answer) for number, row in enumerate(self.rows) for answer in row.answers]
+
+    def answer(self, number: int, answer: Answer) -> Answer:
+        """An answer of the row of this number, with places among the logits of all rows."""
+        places = number * len(self.scored) + np.searchsorted(self.scored, answer.places)
+        return Answer(answer.request, places)
 
 
 @dataclass
 class Group:
-    """Passes whose documents all begin with the same `prefix` tokens; 0 where no prefix is worth keeping."""
+    """Passes whose prompts all begin with the same `prefix` tokens; 0 where no prefix is worth keeping."""
 
     prefix: int
     passes: list[Pass]
@@ -217,10 +228,10 @@ class Group:
 
 def plan(requests: Sequence[Request], numbers: Iterable[int], limits: Limits) -> list[Group]:
     """Groups of passes that answer the requests of the given numbers."""
-    documents = _documents(branches(requests, numbers), limits)
+    trees = _prompt_trees(branches(requests, numbers), limits)
     return [
         Group(prefix, list(_passes(_rows(members, prefix, limits), limits)))
-        for prefix, members in _groups(documents, limits)
+        for prefix, members in _groups(trees, limits)
     ]
 
 
@@ -248,30 +259,30 @@ def branches(requests: Sequence[Request], numbers: Iterable[int]) -> list[Branch
     return [distinct[key] for key in sorted(distinct)]
 
 
-def _documents(branches: Iterable[Branch], limits: Limits) -> list[Document]:
-    documents: list[Document] = []
+def _prompt_trees(branches: Iterable[Branch], limits: Limits) -> list[PromptTree]:
+    trees: list[PromptTree] = []
     for branch in branches:
-        if not documents or not documents[-1].takes(branch, limits):
-            documents.append(Document.of(branch))
-    return documents
+        if not trees or not trees[-1].takes(branch, limits):
+            trees.append(PromptTree.of(branch))
+    return trees
 
 
-def _rows(documents: Iterable[Document], prefix: int, limits: Limits) -> Iterator[Row]:
-    row: list[Document] = []
+def _rows(trees: Iterable[PromptTree], prefix: int, limits: Limits) -> Iterator[Row]:
+    row: list[PromptTree] = []
     size = scored = 0
-    for document in documents:
+    for tree in trees:
         shared = prefix
         if row:
-            shared = max(prefix, common_prefix(row[-1].branches[-1].tokens, document.branches[0].tokens))
+            shared = max(prefix, common_prefix(row[-1].branches[-1].tokens, tree.branches[0].tokens))
             if (
-                size + document.size - shared > limits.row(prefix)
-                or scored + document.scored > limits.scored
-                or len(row) == limits.documents
+                size + tree.size - shared > limits.row(prefix)
+                or scored + tree.scored > limits.scored
+                or len(row) == limits.prompts
             ):
                 yield Row.of(row, prefix)
                 row, size, scored, shared = [], 0, 0, prefix
-        row.append(document)
-        size, scored = size + document.size - shared, scored + document.scored
+        row.append(tree)
+        size, scored = size + tree.size - shared, scored + tree.scored
     if row:
         yield Row.of(row, prefix)
 
@@ -279,30 +290,30 @@ def _rows(documents: Iterable[Document], prefix: int, limits: Limits) -> Iterato
 def _passes(rows: Iterable[Row], limits: Limits) -> Iterator[Pass]:
     """The longest rows first: similar rows need little padding, and what does not fit into memory fails at once."""
     together: list[Row] = []
-    documents = 0
+    prompts = 0
     scored: set[int] = set()
     for row in sorted(rows, key=len, reverse=True):
         places = scored.union(row.scored.tolist())
         if together and (
             (len(together) + 1) * len(together[0]) > limits.tokens
             or (len(together) + 1) * len(places) > limits.scored
-            or (limits.documents is not None and documents + row.documents > limits.documents)
+            or (limits.prompts is not None and prompts + row.prompts > limits.prompts)
         ):
             yield Pass(together)
-            together, documents, places = [], 0, set(row.scored.tolist())
+            together, prompts, places = [], 0, set(row.scored.tolist())
         together.append(row)
-        documents, scored = documents + row.documents, places
+        prompts, scored = prompts + row.prompts, places
     if together:
         yield Pass(together)
 
 
 @dataclass
 class _Node:
-    """A run of documents that begin alike; a single document is a node without children."""
+    """A run of prompt trees that begin alike; a single tree is a node without children."""
 
     prefix: int
-    document: Document | None = None
-    documents: int = 0
+    tree: PromptTree | None = None
+    trees: int = 0
     tokens: int = 0
     cost: int = 0  # tokens to compute at best
     cached: bool = False  # whether a cache of this node's prefix is part of the best
@@ -310,12 +321,12 @@ class _Node:
 
     def add(self, child: _Node) -> None:
         self.children.append(child)
-        self.documents += child.documents
+        self.trees += child.trees
         self.tokens += child.tokens
 
     def behind(self, prefix: int) -> int:
-        """Tokens to compute when `prefix` of them are cached for every document."""
-        return self.tokens - self.documents * prefix
+        """Tokens to compute when `prefix` of them are cached for every tree."""
+        return self.tokens - self.trees * prefix
 
     def close(self, pass_cost: int) -> None:
         apart = sum(child.cost for child in self.children)
@@ -324,22 +335,22 @@ class _Node:
         self.cost = self.prefix + pass_cost + together if self.cached else apart
 
 
-def _groups(documents: Sequence[Document], limits: Limits) -> list[tuple[int, list[Document]]]:
-    """Documents by the prefix they are computed behind.
+def _groups(trees: Sequence[PromptTree], limits: Limits) -> list[tuple[int, list[PromptTree]]]:
+    """Prompt trees by the prefix they are computed behind.
 
     A prefix is cached when that saves more than one full pass; below that, rows share enough by themselves. Prefixes
     nest (an instruction, then the demonstrations of a task), so the choice is made bottom-up over the tree.
     """
-    if not documents:
+    if not trees:
         return []
     shared = [
         min(common_prefix(a.branches[-1].tokens, b.branches[0].tokens), a.first_scored, b.first_scored)
-        for a, b in pairwise(documents)
+        for a, b in pairwise(trees)
     ]
     root = _Node(prefix=0)
     stack = [root]  # the nodes still open: each within the one before
-    for document, prefix in zip(documents, [*shared, -1], strict=True):  # the prefix shared with the next document
-        node = _Node(0, document, 1, document.size, document.size)
+    for tree, prefix in zip(trees, [*shared, -1], strict=True):  # the prefix shared with the next tree
+        node = _Node(0, tree, 1, tree.size, tree.size)
         while stack and stack[-1].prefix > prefix:
             stack[-1].add(node)
             node = stack.pop()
@@ -349,13 +360,13 @@ def _groups(documents: Sequence[Document], limits: Limits) -> list[tuple[int, li
                 stack.append(_Node(prefix))
             stack[-1].add(node)
 
-    uncached: list[Document] = []
+    uncached: list[PromptTree] = []
     groups = [(0, uncached)]
-    todo: list[tuple[_Node, tuple[int, list[Document]] | None]] = [(root, None)]
+    todo: list[tuple[_Node, tuple[int, list[PromptTree]] | None]] = [(root, None)]
     while todo:  # depth first, so that every group keeps the lexicographic order
         node, group = todo.pop()
-        if node.document is not None:
-            (uncached if group is None else group[1]).append(node.document)
+        if node.tree is not None:
+            (uncached if group is None else group[1]).append(node.tree)
             continue
         if group is None and node.cached:
             group = (node.prefix, [])

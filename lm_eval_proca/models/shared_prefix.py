@@ -71,6 +71,15 @@ class Window(NamedTuple):
     in_all_layers: bool = False
 
 
+class Kind(NamedTuple):
+    """What a row asks of a model, apart from its length."""
+
+    plain: bool  # the usual mask and positions
+    cached: bool  # keys and values of a prefix
+    packed: bool  # several prompts
+    beyond_window: bool
+
+
 class PrefixLayer(DynamicLayer):
     """Keys and values of a prefix in one layer, read by every pass and never written."""
 
@@ -112,7 +121,7 @@ class SharedPrefixLM(SharedPrefix, HFLM):
             raise ModelError(f"hf-shared-prefix: max_batch_tokens is {max_batch_tokens}, but must be at least 1.")
         self.max_batch_tokens = max_batch_tokens
         self._logits_checked = False
-        self._checked: set[tuple[bool, bool]] = set()  # kinds of passes: plain or not, beyond the window or not
+        self._checked: dict[Kind, int] = {}  # tokens of the longest row that was right, prefix included
         self._slides = True  # whether windows can be put into the masks
         # Where each process holds the whole model, it takes its part of the documents: by global rank, on CPUs too.
         data_parallel = isinstance(pretrained, str) and not kwargs.get("parallelize") and kwargs.get("tp_plan") is None
@@ -136,16 +145,12 @@ class SharedPrefixLM(SharedPrefix, HFLM):
                 dist.barrier()
 
     def _model_generate(self, context: torch.Tensor, max_length: int, stop: list[str], **options: Any) -> torch.Tensor:
-        """As HFLM; equal prompts are read once and finished rows leave the batch, where the model allows it."""
-        if self.backend == "causal" and can_decode(self.model, options):
-            options["custom_generate"] = decoding_loop(functools.partial(self._ended, stop))
+        """As HFLM; equal prompts are read once and finished rows leave the batch, where the text stays the same."""
+        # HFLM cuts a text at the end of thinking before it looks for stop sequences, so rows must go on behind those.
+        causal = self.backend == "causal" and self.think_end_token is None
+        if causal and can_decode(self.model, self.tokenizer, stop, options):
+            options["custom_generate"] = decoding_loop(self.tokenizer, stop)
         return super()._model_generate(context, max_length, stop, **options)
-
-    def _ended(self, stop: list[str], generated: torch.Tensor) -> torch.Tensor:
-        # A stop sequence of n characters lies within the last n tokens, and may begin within one before.
-        tails = self.tokenizer.batch_decode(generated[:, -(max(map(len, stop)) + 1) :], skip_special_tokens=False)
-        ended = [any(sequence in tail for sequence in stop) for tail in tails]
-        return torch.tensor(ended, device=generated.device) | (generated[:, -1] == self.eot_token_id)
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[LogLikelihood]:
         """As HFLM; a request with an attribute `layers` also gets an attribute `hidden_states`, an array (layers,
@@ -186,7 +191,7 @@ class SharedPrefixLM(SharedPrefix, HFLM):
         limits = Limits(
             tokens=self.max_batch_tokens,
             scored=max(1, MAX_LOGITS // self.vocab_size),
-            documents=None if self.batch_size == "auto" else self.batch_size,
+            prompts=None if self.batch_size == "auto" else self.batch_size,
         )
         with tqdm(
             total=len(numbers), disable=disable_tqdm or self.rank != 0, desc="Running loglikelihood requests"
@@ -198,14 +203,14 @@ class SharedPrefixLM(SharedPrefix, HFLM):
                         for scored, predictions in self._scored_passes(group, inputs):
                             self._keep_hidden_states(scored, predictions)
                             for number, answer in _read_answers(scored, predictions.log_probs, inputs):
-                                if math.isnan(answer[0]) and limits.documents != 1:
+                                if math.isnan(answer[0]) and limits.prompts != 1:
                                     continue  # perhaps a neighbour's: no mask stops it, as 0 x NaN is NaN
                                 if requests[number][0] is not None:
                                     self.cache_hook.add_partial("loglikelihood", requests[number][0], answer)
                                 progress.update(1)
                                 done.add(number)
                                 yield number, answer
-                    limits = limits._replace(documents=1)  # for what is left
+                    limits = limits._replace(prompts=1)  # for what is left
                 except OutOfMemory as error:
                     if limits.tokens == 1:  # one request is too much: nothing is left to halve
                         raise error.reason from None
@@ -220,7 +225,7 @@ class SharedPrefixLM(SharedPrefix, HFLM):
                 numbers = [number for number in numbers if number not in done]
 
     def _keep_hidden_states(self, scored: Pass, predictions: Predictions) -> None:
-        for answer in scored.answers():
+        for answer in scored.answers:
             if answer.request in self._layers:
                 states = [predictions.hidden_states[layer][answer.places[0]] for layer in self._layers[answer.request]]
                 self._hidden_states[answer.request] = torch.stack(states).cpu().numpy()
@@ -263,44 +268,63 @@ class SharedPrefixLM(SharedPrefix, HFLM):
         return readers_of(self.model)
 
     def _scored_passes(self, group: Group, requests: list[Request]) -> Iterator[tuple[Pass, Predictions]]:
-        """Every pass of a group with its predictions, checked where something is new to this model."""
+        """Every pass of a group with its predictions, compared with plain passes where a row is new to this model."""
         cache = None
         for scored in group.passes:
             beyond = scored.longest > self._window.length
-            kind = (scored.is_plain, beyond)
-            new = kind not in self._checked and (not scored.is_plain or (beyond and group.prefix > 0))
-            answer = self._answer_to_check(scored, requests)
-            tokens, count = np.asarray(requests[answer.request].tokens), len(answer.places)
+            new = self._new_rows(scored, group.prefix)
             if not self._logits_checked:
-                self._check_logits(tokens[-8:])
-            expected = None
-            if group.prefix and cache is None:
-                cache, expected = self._encode_prefix(group.prefix, tokens, count)
-                if expected.isnan().any():  # whatever follows the prefix must not reach it
-                    cache, expected = self._encode_prefix(group.prefix, tokens[: group.prefix], 1)[0], None
-            if new and (expected is None or beyond):  # windows may depend on the cache that a model is given
-                expected = self._plain_pass(tokens, count)
+                self._check_logits(np.asarray(requests[scored.answers[0].request].tokens[-8:]))
+            rows = {*new.values(), *([0] if group.prefix and cache is None else [])}
+            answers = [self._answer_to_check(scored, row, group.prefix) for row in sorted(rows)]
+            expected = []
+            for request in (requests[answer.request] for answer in answers):
+                plain = None
+                if group.prefix and cache is None:
+                    cache, plain = self._encode_prefix(group.prefix, request)
+                if plain is None or (beyond and new):  # windows may depend on the cache that a model is given
+                    plain = self._plain_pass(np.asarray(request.tokens), len(request.continuation))
+                expected.append(plain)
             try:
                 predictions = self._predictions(scored, group.prefix, cache)
-                if expected is not None and not predictions.log_probs.isnan().any():  # those are scored again
-                    self._compare(expected, predictions.log_probs[answer.places])
-                    self._checked.add(kind)
+                if not predictions.log_probs.isnan().any():  # those are scored again
+                    for answer, plain in zip(answers, expected, strict=True):
+                        self._compare(plain, predictions.log_probs[answer.places])
+                    self._checked.update({kind: group.prefix + len(scored.rows[row]) for kind, row in new.items()})
             except CannotShare as reason:
                 if new and beyond:
                     raise CannotSlide(str(reason)) from reason
                 raise
             yield scored, predictions
 
-    def _answer_to_check(self, scored: Pass, requests: list[Request]) -> Answer:
-        """Beyond the window if there is one, and after as many others as possible, so that they would show."""
-        before = [number for row in scored.rows for number in range(len(row.answers))]
-        beyond = [len(requests[answer.request].tokens) > self._window.length for answer in scored.answers()]
-        return max(zip(beyond, before, scored.answers(), strict=True), key=lambda candidate: candidate[:2])[2]
+    def _new_rows(self, scored: Pass, prefix: int) -> dict[Kind, int]:
+        """Numbers of rows that are longer than all rows of their kind so far: one of each kind, the longest."""
+        new: dict[Kind, int] = {}
+        if prefix or not scored.is_plain:  # a plain pass without prefix is what stock computes
+            for number, row in enumerate(scored.rows):
+                beyond = scored.longest > self._window.length
+                kind = Kind(scored.is_plain, cached=prefix > 0, packed=row.prompts > 1, beyond_window=beyond)
+                if prefix + len(row) > self._checked.get(kind, 0):
+                    new.setdefault(kind, number)
+        return new
 
-    def _encode_prefix(self, length: int, tokens: np.ndarray, count: int) -> tuple[Cache, torch.Tensor]:
+    def _answer_to_check(self, scored: Pass, number: int, prefix: int) -> Answer:
+        """The answer of a row that shows a fault best: beyond the window, then far from where its prompt begins."""
+        row = scored.rows[number]
+
+        def exposure(answer: Answer) -> tuple[bool, int, int]:
+            place = int(answer.places[-1])
+            return bool(row.positions[place] >= self._window.length), row.foreign_before(place, prefix), place
+
+        return scored.answer(number, max(row.answers, key=exposure))
+
+    def _encode_prefix(self, length: int, request: Request) -> tuple[Cache, torch.Tensor | None]:
         """Keys and values of the prefix, and what the plain pass over a whole request predicts at its end."""
         full = DynamicCache()
-        expected = self._plain_pass(tokens, count, past_key_values=full, use_cache=True)
+        tokens = np.asarray(request.tokens)
+        expected = self._plain_pass(tokens, len(request.continuation), past_key_values=full, use_cache=True)
+        if expected.isnan().any() and len(tokens) > length:  # whatever follows the prefix must not reach it
+            return self._encode_prefix(length, Request(request.tokens[:length], [0]))[0], None
         layers = [layer for layer in full.layers if isinstance(layer, CacheLayerMixin) and layer.is_initialized]
         if not layers or any(layer.get_seq_length() != len(tokens) for layer in layers):
             raise CannotShare("its forward pass does not keep keys and values in the cache it is given")
@@ -315,7 +339,7 @@ class SharedPrefixLM(SharedPrefix, HFLM):
         if not scored.is_plain:
             kwargs["attention_mask"] = self._mask(scored, prefix)
             kwargs["position_ids"] = torch.from_numpy(scored.positions()).to(self.device)
-        layers = {layer for answer in scored.answers() for layer in self._layers.get(answer.request, ())}
+        layers = {layer for answer in scored.answers for layer in self._layers.get(answer.request, ())}
         places = torch.from_numpy(scored.scored).to(self.device)
         with hidden_states_at(places, self._readers if layers else [], layers) as states:
             log_probs = self._log_probs(scored.tokens(), scored.scored, **kwargs)
@@ -391,7 +415,7 @@ def _read_answers(
     scored: Pass, log_probs: torch.Tensor, requests: list[Request]
 ) -> Iterator[tuple[int, LogLikelihood]]:
     """Log-likelihood, and whether it is the greedy one, of every request of the pass."""
-    answers = list(scored.answers())
+    answers = scored.answers
     places = torch.from_numpy(np.concatenate([answer.places for answer in answers])).to(log_probs.device)
     tokens = torch.tensor([token for answer in answers for token in requests[answer.request].continuation])
     values = log_probs[places, tokens.to(log_probs.device)].cpu()

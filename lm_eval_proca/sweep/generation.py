@@ -1,17 +1,18 @@
 """Estimate sets that the model writes itself (section 4.5 of the paper, ProCa-g).
 
-A few labeled demonstrations, in ever new orders, are shown to the model, which goes on with inputs of its own. What
-it writes is cut at the borders of the task's template into the task's own fields. Rounds are kept as they come, so an
-interrupted generation goes on where it stopped and ends with the same file.
+The model sees a few labeled demonstrations, each time in another order, and goes on with inputs of its own. What it
+writes is cut into the task's fields at the borders of the task's template. Every round is kept, so an interrupted
+generation goes on where it stopped and ends with the same file.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from random import Random
@@ -48,8 +49,14 @@ class Generation:
     per_class: int = 2
     temperature: float = 1.0
     round_size: int = 64
-    most: int = 2000
-    """Generations after which to stop, whatever was kept."""
+    max_generations: int = 2000
+    """After so many it ends, however few are usable."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.temperature < float("inf"):
+            raise TaskError(
+                f"The temperature is {self.temperature}, but sampling needs a finite number above 0, such as 1.0."
+            )
 
 
 class Template:
@@ -63,15 +70,29 @@ class Template:
             if text.count(mark) != 1:
                 raise TaskError(
                     f"{task.config.task}: doc_to_text shows the field {name} {text.count(mark)} times; inputs can be "
-                    f"generated only for templates that show every text field once."
+                    "generated only for templates that show every text field once."
                 )
         self.fields = tuple(sorted(names, key=lambda name: text.index(marks[name])))
-        self.head = text[: text.index(marks[self.fields[0]])].rstrip()
-        self.borders: list[str] = []
-        for name, following in zip(self.fields, (*self.fields[1:], None), strict=True):
-            after = text.index(marks[name]) + len(marks[name])
-            border = text[after : text.index(marks[following]) if following else len(text)]
-            self.borders.append(border.rstrip(" "))
+        self.head, *borders = re.split("|".join(marks.values()), text)
+        self.head = self.head.rstrip()
+        self.borders = [border.rstrip(" ") for border in borders]
+        self.borders[-1] = self.borders[-1] or str(task.config.target_delimiter).rstrip(" ")
+        self._check_borders(task)
+
+    def _check_borders(self, task: CalibratedTask) -> None:
+        config = task.config
+        following = (*(f"the field {name}" for name in self.fields[1:]), "the label")
+        for name, border, what in zip(self.fields, self.borders, following, strict=True):
+            if not border:
+                raise TaskError(
+                    f"{config.task}: nothing stands between the field {name} and {what}, so what the model writes "
+                    "cannot be cut there; add a word or a line break to doc_to_text."
+                )
+            if config.fewshot_delimiter in border:
+                raise TaskError(
+                    f"{config.task}: fewshot_delimiter ({config.fewshot_delimiter!r}) stands behind the field {name}, "
+                    "so every text that the model writes would end there; choose another fewshot_delimiter."
+                )
 
     def cut(self, continuation: str) -> tuple[dict[str, str], str] | None:
         """Fields and label of a continuation of the head; None where a border is missing."""
@@ -95,6 +116,7 @@ def generate(
 ) -> dict[str, Any]:
     """Write an estimate set for `task` to `path`, or go on with one that was begun; returns its provenance."""
     path = Path(path)
+    partial = path.with_name(f"{path.name}.partial")
     identity = generation_identity(task, model, wanted)
     finished = _provenance(path)
     if finished is not None:
@@ -113,14 +135,13 @@ def generate(
         "lm_eval_proca": lm_eval_proca.__version__,
         "identity": identity,
     }
-    partial = path.with_name(f"{path.name}.partial")
     rounds = _begun(partial, origin)
     texts = [text for of_round in rounds for text in of_round]
     rows, counts = _select(texts, template, demonstrations, task)
     with tqdm(
         total=wanted.size, initial=min(len(rows), wanted.size), desc=f"{task.config.task}: kept", disable=not progress
     ) as bar:
-        while len(rows) < wanted.size and len(texts) < wanted.most:
+        while len(rows) < wanted.size and len(texts) < wanted.max_generations:
             prompts = _prompts(task, template, demonstrations, len(rounds), wanted)
             rounds.append(_continuations(model, task, prompts, len(rounds), origin))
             _append(partial, rounds[-1], mode="ab")
@@ -129,14 +150,14 @@ def generate(
             bar.update(min(len(rows), wanted.size) - bar.n)
     rows = rows[: wanted.size]
     provenance = {**origin, "generations": len(texts), "rows": len(rows), "counts": counts}
-    with replacing(path) as unfinished, open(unfinished, "w", encoding="utf-8") as file:
+    with _files_at(path), replacing(path) as unfinished, open(unfinished, "w", encoding="utf-8") as file:
         file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in [{ESTIMATE_FILE_KEY: provenance}, *rows])
     partial.unlink()
     return provenance
 
 
 def generation_identity(task: CalibratedTask, model: Model, wanted: Generation) -> Identity:
-    """What decides the inputs that a model writes. Those sampled together share random numbers, so batches count."""
+    """What decides the inputs that a model writes; rows of a batch share random numbers, so its size is part of it."""
     settings = asdict(replace(task.settings, estimate_file=None))
     source = task.config.metadata["config_source"]
     return run_identity(model.identity, source, settings, **asdict(wanted), batch_size=model.batch_size)
@@ -149,13 +170,13 @@ def _check_same(path: Path, does: str, origin: Mapping[str, Any], identity: Iden
 
 
 def evaluate_generating(cell: Cell, model: Model, folder: Path) -> Mapping[str, float]:
-    """A cell that writes its estimate set first, unless another one of its task and seed has."""
+    """Evaluate a cell with an estimate set that the model writes first, unless a cell of this task and seed has."""
     task = load_task(cell, {})
     size = task.settings.estimate_size
-    wanted = Generation(size, seed=cell.seed, per_class=default_per_class(len(task.labels)), most=4 * size)
+    wanted = Generation(size, seed=cell.seed, per_class=default_per_class(len(task.labels)), max_generations=4 * size)
     name = f"{cell.task}-seed{cell.seed}-{digest(generation_identity(task, model, wanted))}.jsonl"
     file = folder.parent / "generated" / name
-    # One process generates; sampled text would differ between processes that share the work.
+    # One process generates all: text that several processes sample would depend on their number.
     compute_once(lambda: generate(task, model, wanted, file, progress=False))
     written = compute_once(file.read_bytes)
     if not file.exists():  # a node with a disk of its own
@@ -169,7 +190,7 @@ def evaluate_generating(cell: Cell, model: Model, folder: Path) -> Mapping[str, 
 
 
 def _demonstrations(task: CalibratedTask, wanted: Generation) -> list[dict[str, str]]:
-    """Labeled examples from the few-shot split; rows that are evaluated are never among them."""
+    """Labeled examples from the few-shot split, none of which is evaluated."""
     labels = len(task.labels)
     sampler = OnePromptSampler(
         task.sampler.df,
@@ -213,7 +234,7 @@ def _longest(demonstrations: Iterable[Mapping[str, str]]) -> int:
 def _continuations(
     model: Model, task: CalibratedTask, prompts: Sequence[str], number: int, origin: Mapping[str, Any]
 ) -> list[str]:
-    import torch
+    import torch  # here, as it takes seconds that a finished file does not need
 
     options = {
         "until": [task.config.fewshot_delimiter],
@@ -231,10 +252,10 @@ def _continuations(
 
 
 def _whole_rounds(lm: Any, round_size: int) -> AbstractContextManager[Any]:
-    """Where the batch size is "auto", sample a round in one batch.
+    """Sample a round in one batch where the batch size is "auto".
 
     HFLM would look for the largest batch of full-length prompts that fits into memory. That takes minutes on a CPU, and
-    what is written would depend on how much memory is free, since rows of a batch share random numbers.
+    the text would depend on the free memory, since rows of a batch share random numbers.
     """
     automatic = getattr(lm, "batch_size_per_gpu", None) == "auto"
     return patch.object(lm, "batch_size_per_gpu", round_size) if automatic else nullcontext()
@@ -271,23 +292,39 @@ def _select(
     return rows, dict(counts)
 
 
+@contextmanager
+def _files_at(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise TaskError(
+            f"{path} cannot be written ({error.strerror}): mend that and repeat the command, which goes on with the "
+            "rounds that are kept, or choose another place."
+        ) from error
+
+
 def _begun(path: Path, origin: Mapping[str, Any]) -> list[list[str]]:
-    """What the model has written so far, one JSON line per round; a line that was cut off never happened."""
-    content = path.read_bytes() if path.exists() else b""
-    whole = content[: content.rfind(b"\n") + 1]
-    if not whole:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _append(path, origin, mode="wb")
-        return []
-    begun, *rounds = (json.loads(line) for line in whole.splitlines())
-    _check_same(path, "was begun as", begun, origin["identity"])
-    with open(path, "r+b") as file:
-        file.truncate(len(whole))
-    return rounds
+    """What the model has written so far, one JSON line per round; a line that was cut off does not count."""
+    with _files_at(path):
+        content = path.read_bytes() if path.exists() else b""
+        whole = content[: content.rfind(b"\n") + 1]
+        if not whole:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _append(path, origin, mode="wb")
+            return []
+        try:
+            begun, *rounds = (json.loads(line) for line in whole.splitlines())
+            begun = dict(begun)
+        except (ValueError, TypeError) as error:
+            raise TaskError(f"{path} is damaged; delete it and repeat the command.") from error
+        _check_same(path, "was begun as", begun, origin["identity"])
+        with open(path, "r+b") as file:
+            file.truncate(len(whole))
+        return rounds
 
 
 def _append(path: Path, value: Any, *, mode: str) -> None:
-    with open(path, mode) as file:
+    with _files_at(path), open(path, mode) as file:
         file.write(json.dumps(value, ensure_ascii=False).encode() + b"\n")
         file.flush()
         os.fsync(file.fileno())
@@ -296,7 +333,7 @@ def _append(path: Path, value: Any, *, mode: str) -> None:
 def _provenance(path: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
-    with open(path, encoding="utf-8") as file:
+    with _files_at(path), open(path, encoding="utf-8") as file:
         try:
             return dict(json.loads(file.readline())[ESTIMATE_FILE_KEY])
         except (ValueError, KeyError, TypeError) as error:

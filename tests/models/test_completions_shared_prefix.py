@@ -5,11 +5,12 @@ The server here speaks as much of /v1/completions as stock and ours use; tests/e
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -31,16 +32,27 @@ LABELS = [" Positive", " Negative", " Negative Positive"]  # one, one and two to
 
 
 class Server(ThreadingHTTPServer):
-    """A model behind HTTP. `kind` is what kind of server it is, `dies_after` how many requests it answers."""
+    """A model behind HTTP. `kind` is what kind of server it is, `dies_after` how many requests it answers, `spoil` what
+    it makes of all answers after the first `good`."""
 
     daemon_threads = True
 
-    def __init__(self, stock: HFLM, kind: str = "vllm", dies_after: int | None = None) -> None:
+    def __init__(
+        self,
+        stock: HFLM,
+        kind: str = "vllm",
+        dies_after: int | None = None,
+        spoil: Callable[[dict[str, Any]], Any] = lambda answer: answer,
+        good: int = 0,
+    ) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.stock, self.kind, self.dies_after = stock, kind, dies_after
+        self.stock, self.kind, self.dies_after, self.spoil, self.good = stock, kind, dies_after, spoil, good
         self.received: list[dict[str, Any]] = []
         self.bytes_received = 0
         self.lock = threading.Lock()
+
+    def handle_error(self, *args: Any) -> None:
+        """Clients that hang up are no news here."""
 
     @property
     def url(self) -> str:
@@ -56,10 +68,10 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, *args: Any) -> None:
         pass
 
-    def answer(self, body: dict[str, Any], status: int = 200) -> None:
-        content = json.dumps(body).encode()
+    def answer(self, body: Any, status: int = 200) -> None:
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
         self.send_response(status)
-        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Type", "text/html" if content.startswith(b"<") else "application/json")
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)
@@ -88,12 +100,16 @@ class Handler(BaseHTTPRequestHandler):
             elif self.server.kind == "locked":
                 self.answer({"error": "Unauthorized"}, 401)
             else:
-                choices = [self.choice(i, prompt, body) for i, prompt in enumerate(body["prompt"])]
-                self.answer({"choices": choices})
+                prompts = [body["prompt"]] if isinstance(body["prompt"], str) else body["prompt"]
+                choices = [self.choice(i, prompt, body) for i, prompt in enumerate(prompts)]
+                answer = {"choices": choices}
+                self.answer(self.server.spoil(answer) if len(self.server.received) > self.server.good else answer)
 
     def choice(self, index: int, prompt: list[int], body: dict[str, Any]) -> dict[str, Any]:
         if self.server.kind == "silent":
             return {"index": index, "text": "", "logprobs": None}
+        if "logprobs" not in body:  # generation
+            return {"index": index, "text": " warm"}
         with torch.no_grad():
             rows = torch.log_softmax(self.server.stock._model_call(torch.tensor([prompt]))[0], dim=-1)
         best = int(rows[-1].argmax())
@@ -119,7 +135,7 @@ def serve(stock: HFLM) -> Iterator[Any]:
 
     def start(*args: Any, **kwargs: Any) -> Server:
         servers.append(Server(stock, *args, **kwargs))
-        threading.Thread(target=servers[-1].serve_forever, daemon=True).start()
+        threading.Thread(target=servers[-1].serve_forever, args=(0.01,), daemon=True).start()
         return servers[-1]
 
     yield start
@@ -301,3 +317,88 @@ def test_generation_with_a_dead_server(serve: Any, connect: Any) -> None:
     requests = instances([("the soup", {"until": ["\n"]})])  # type: ignore[list-item]
     with pytest.raises(ModelError, match="stopped answering after 0 requests"):
         ours.generate_until(requests)
+
+
+def each_choice(change: Callable[[dict[str, Any]], Any]) -> Callable[[dict[str, Any]], Any]:
+    """An answer with every choice changed in place, by a lambda whose value does not matter."""
+    return lambda answer: [change(choice) for choice in answer["choices"]] and answer
+
+
+def without_numbers(choice: dict[str, Any]) -> None:
+    found = choice["logprobs"]
+    found["top_logprobs"] = [None if top is None else dict.fromkeys(top) for top in found["top_logprobs"]]
+    if "token_logprobs" in found:
+        found["token_logprobs"] = [None for _ in found["token_logprobs"]]
+
+
+NOT_JSON = "sent an answer that is not JSON"
+NOT_COMPLETIONS = "sent an answer that does not hold one choice for each prompt"
+NO_NUMBERS = r"returns no log-probabilities \(logprobs=1\), and classification needs them"
+SPOILED: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "a page": (lambda answer: b"<html>\nPlease\nlog in</html>", NOT_JSON),
+    "cut": (lambda answer: json.dumps(answer)[:-9].encode(), NOT_JSON),
+    "null": (lambda answer: None, NOT_COMPLETIONS),
+    "a list": (lambda answer: [answer["choices"]], NOT_COMPLETIONS),
+    "another object": (lambda answer: {"object": "list"}, NOT_COMPLETIONS),
+    "no choices": (lambda answer: {"choices": None}, NOT_COMPLETIONS),
+    "too few choices": (lambda answer: {"choices": answer["choices"][:-1]}, NOT_COMPLETIONS),
+    "too many choices": (lambda answer: {"choices": answer["choices"] * 2}, NOT_COMPLETIONS),
+    "choices that are no objects": (lambda answer: {"choices": [1 for _ in answer["choices"]]}, NOT_COMPLETIONS),
+    "choices without an index": (each_choice(lambda choice: choice.pop("index")), NOT_COMPLETIONS),
+    "an index that is none": (each_choice(lambda choice: choice.update(index="first")), NOT_COMPLETIONS),
+}
+WITHOUT_NUMBERS: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "no log-probabilities": (each_choice(lambda choice: choice.pop("logprobs")), NO_NUMBERS),
+    "null": (each_choice(lambda choice: choice.update(logprobs=None)), NO_NUMBERS),
+    "a list": (each_choice(lambda choice: choice.update(logprobs=[1.0])), NO_NUMBERS),
+    "null for tokens": (each_choice(without_numbers), NO_NUMBERS),
+}
+
+
+@pytest.mark.parametrize("options", [{}, {"num_concurrent": 3}], ids=["one by one", "concurrent"])
+@pytest.mark.parametrize("kind", ["vllm", "strict"])
+@pytest.mark.parametrize(
+    ("spoil", "sentence"),
+    [*SPOILED.values(), *WITHOUT_NUMBERS.values()],
+    ids=[*SPOILED, *(f"log-probabilities: {name}" for name in WITHOUT_NUMBERS)],
+)
+def test_an_answer_that_makes_no_sense_ends_in_a_sentence(
+    serve: Any, connect: Any, spoil: Any, sentence: str, kind: str, options: dict[str, int], caplog: Any
+) -> None:
+    """In the middle of a run; a strict server is asked as stock asks."""
+    server = serve(kind, spoil=spoil, good=8)
+    ours = connect(server.url, batch_size=2, **options)
+    with pytest.raises(ModelError, match=f"^The server at {server.url} {sentence}") as error:
+        ours.loglikelihood(task(8, LABELS), disable_tqdm=True)
+    assert "\n" not in str(error.value)
+    if options:
+        gc.collect()  # when asyncio would log the tracebacks of tasks whose errors nobody has seen
+    assert "asyncio" not in {record.name for record in caplog.records}
+
+
+@pytest.mark.parametrize("options", [{}, {"num_concurrent": 3}], ids=["one by one", "concurrent"])
+@pytest.mark.parametrize(
+    ("spoil", "sentence"),
+    [*SPOILED.values(), (each_choice(lambda choice: choice.pop("text")), NOT_COMPLETIONS)],
+    ids=[*SPOILED, "no text"],
+)
+def test_a_generation_that_makes_no_sense_ends_in_a_sentence(
+    serve: Any, connect: Any, spoil: Any, sentence: str, options: dict[str, int]
+) -> None:
+    requests = instances([(f"the soup {i}", {"until": ["\n"]}) for i in range(8)])  # type: ignore[misc]
+    assert connect(serve().url, batch_size=2, **options).generate_until(requests) == [" warm"] * 8
+    server = serve(spoil=spoil, good=2)
+    with pytest.raises(ModelError, match=f"^The server at {server.url} {sentence}") as error:
+        connect(server.url, batch_size=2, **options).generate_until(requests)
+    assert "\n" not in str(error.value)
+
+
+def test_a_server_that_scores_no_prompts_is_not_taken_for_one_that_is_sure(serve: Any, connect: Any) -> None:
+    """Without echo stock would add up nothing: a log-probability of 0 for every label."""
+
+    def last_only(choice: dict[str, Any]) -> None:
+        choice["logprobs"] = {name: values[-1:] for name, values in choice["logprobs"].items()}
+
+    ours = connect(serve("strict", spoil=each_choice(last_only)).url)
+    with pytest.raises(ModelError, match=r"does not score the tokens of a prompt \(echo=True\)"):
+        ours.loglikelihood(task(2, LABELS), disable_tqdm=True)

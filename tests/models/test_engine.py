@@ -96,6 +96,14 @@ def test_the_first_requests_are_checked_against_stock(stock: HFLM) -> None:
     assert [text for text, _, _ in model.scored_by_stock] == [first.args, longest.args, last.args]
 
 
+def test_longer_continuations_than_any_before_are_checked_again(stock: HFLM) -> None:
+    model = ours(stock)
+    for labels, checks in (([" Positive"], 2), ([" Positive"], 0), ([" Positive", " Negative Positive"], 3)):
+        model.scored_by_stock = []
+        model.loglikelihood(task(6, labels), disable_tqdm=True)
+        assert len(model.scored_by_stock) == checks
+
+
 def test_an_engine_that_answers_something_else_is_not_believed(stock: HFLM, log: Any) -> None:
     model = ours(stock, wrong=0.01)
     for _ in range(2):

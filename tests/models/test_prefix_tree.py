@@ -47,12 +47,12 @@ def test_every_prediction_is_made_from_the_tokens_before_it(
 ) -> None:
     answered = []
     for group in plan(requests, range(len(requests)), limits):
-        first = next(group.passes[0].answers()).request
+        first = group.passes[0].answers[0].request
         prefix = list(requests[first].tokens[: group.prefix])
         for scored in group.passes:
             tokens, positions, visible = scored.tokens(), scored.positions(), scored.visible(group.prefix, window)
-            assert scored.longest == max(len(requests[answer.request].tokens) for answer in scored.answers())
-            for answer in scored.answers():
+            assert scored.longest == max(len(requests[answer.request].tokens) for answer in scored.answers)
+            for answer in scored.answers:
                 request = requests[answer.request]
                 assert len(answer.places) == len(request.continuation)
                 for end, place in enumerate(answer.places, start=request.first_scored + 1):
@@ -78,8 +78,8 @@ def test_a_pass_stays_within_its_limits_unless_one_document_exceeds_them(
             if len(scored.rows) > 1:
                 assert len(scored.rows) * max(map(len, scored.rows)) <= limits.tokens
                 assert len(scored.rows) * len(scored.scored) <= limits.scored
-            if limits.documents is not None:
-                assert documents <= limits.documents
+            if limits.prompts is not None:
+                assert documents <= limits.prompts
             for row in scored.rows:
                 if contexts_of(row, requests) > 1:
                     assert len(row) <= limits.row(group.prefix)
@@ -146,7 +146,7 @@ def test_deep_nesting_needs_no_recursion() -> None:
 @pytest.mark.parametrize("documents", [1, 3])
 def test_documents_of_a_pass_are_bounded(documents: int) -> None:
     (group,) = plan(prompts(list(range(100)), 7, [[1], [2, 3], [3, 3]]), range(21), Limits(512, 1000, documents))
-    assert max(len({a.request // 3 for a in scored.answers()}) for scored in group.passes) == documents
+    assert max(len({a.request // 3 for a in scored.answers}) for scored in group.passes) == documents
 
 
 def test_rows_of_similar_length_are_padded_little() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -320,6 +321,51 @@ def test_models_of_another_kind_are_scored_by_stock(
     (line,) = log()
     assert line.startswith("hf-shared-prefix scores ")
     assert "like hf: " in line
+
+
+@pytest.mark.parametrize(("few", "prefix"), [(2, ""), (4, ""), (1, DEMONSTRATIONS)])
+def test_rows_longer_than_any_before_are_checked_again(
+    few: int, prefix: str, tokenizer: PreTrainedTokenizerFast, log: Callable[[], list[str]]
+) -> None:
+    """Local attention of GPT-Neo counts places in the row: right as long as the row lies within its window."""
+    model = make_model("gpt_neo", len(tokenizer), window_size=128 if prefix else 64)
+    stock, ours = pair_of(model, tokenizer, max_batch_tokens=512, batch_size=64)
+    assert_same(stock, ours, task(few, LABELS[:2], prefix), atol=1e-5)
+    assert log() == []
+    for _ in range(2):
+        assert_same(stock, ours, task(120, LABELS[:2], prefix), atol=1e-5)
+    (line,) = log()
+    assert line.startswith("hf-shared-prefix scores like hf: log-probabilities of a shared computation differ by ")
+
+
+def test_a_prompt_that_shares_nothing_does_not_vouch_for_others(
+    tokenizer: PreTrainedTokenizerFast, log: Callable[[], list[str]]
+) -> None:
+    stock, ours = pair_of(
+        make_model("gpt_neo", len(tokenizer), window_size=24), tokenizer, max_batch_tokens=512, batch_size=64
+    )
+    last = "the film was clever and funny"
+    alike = [f"Q film {i} was {'clever and funny ' * 3}" for i in range(4)]
+    assert max([*alike, last], key=tokenizer.encode) == last
+    assert_same(stock, ours, instances([(prompt, label) for prompt in (*alike, last) for label in LABELS[:1]]))
+    assert len(log()) == 1
+
+
+def test_checks_become_rare(tokenizer: PreTrainedTokenizerFast, log: Callable[[], list[str]]) -> None:
+    """Calls of all sizes and prefixes, in any order; the same calls again need no check, and count what is not one."""
+    model = make_model("llama", len(tokenizer))
+    _, ours = pair_of(model, tokenizer, max_batch_tokens=256, batch_size="auto")
+    sizes = random.Random(0).choices(range(1, 40), k=64)
+    calls = [task(size, LABELS[:3], DEMONSTRATIONS[: 40 * (size % 3)]) for size in sizes]
+    passes: list[list[int]] = []
+    model.get_input_embeddings().register_forward_hook(lambda *_: passes[-1].append(1))
+    for requests in (*calls, *calls):
+        passes.append([])
+        ours.loglikelihood(requests, disable_tqdm=True)
+    extra = [len(first) - len(second) for first, second in zip(passes[:64], passes[64:], strict=True)]
+    assert min(extra) == 0 < sum(extra) <= 3 * math.log2(64)
+    assert sum(extra[32:]) <= 2
+    assert log() == []
 
 
 @pytest.mark.parametrize(

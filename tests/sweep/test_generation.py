@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from pathlib import Path
 
 import pytest
@@ -63,7 +64,7 @@ def sst2(data_dir: Path):
     return task_of("proca_sst2", data_dir)
 
 
-WANTED = Generation(size=12, seed=3, round_size=16, most=160)
+WANTED = Generation(size=12, seed=3, round_size=16, max_generations=160)
 
 
 def rows_of(path: Path) -> tuple[dict, list[dict]]:
@@ -143,6 +144,14 @@ def test_other_settings_never_mix_with_a_file(sst2, model: Model, tmp_path: Path
     path.write_text("not ours\n")
     with pytest.raises(TaskError, match="is no generated estimate set"):
         generate(sst2, model, WANTED, path, progress=False)
+    path.unlink()
+    (tmp_path / "made.jsonl.partial").write_text(json.dumps({"identity": {"run": {"seed": 4}}}) + "\n")
+    with pytest.raises(TaskError, match="was begun as an estimate set of another"):
+        generate(sst2, model, WANTED, path, progress=False)
+    for damaged in ("{\n", "[1]\n"):
+        (tmp_path / "made.jsonl.partial").write_text(damaged)
+        with pytest.raises(TaskError, match=r"made.jsonl.partial is damaged; delete it"):
+            generate(sst2, model, WANTED, path, progress=False)
 
 
 @pytest.mark.parametrize("character", ["\u2028", "\u2029", "\x85", "\x0b", "\x1c"])
@@ -180,11 +189,15 @@ def test_rounds_that_were_kept_are_read(sst2, model: Model, tmp_path: Path, monk
 
 def test_the_limit_is_kept_and_told(sst2, model: Model, tmp_path: Path):
     done = generate(
-        sst2, model, Generation(size=500, seed=3, round_size=16, most=32), tmp_path / "x.jsonl", progress=False
+        sst2,
+        model,
+        Generation(size=500, seed=3, round_size=16, max_generations=32),
+        tmp_path / "x.jsonl",
+        progress=False,
     )
     assert done["generations"] == 32
     assert done["rows"] < 500
-    assert "500 were wanted: raise --most" in summary(done, "x.jsonl")
+    assert "500 were wanted: raise --max_generations" in summary(done, "x.jsonl")
 
 
 def test_a_node_with_a_disk_of_its_own_gets_the_file(model: Model, data_dir: Path, tmp_path: Path, monkeypatch):
@@ -242,13 +255,110 @@ def test_two_fields_are_cut_at_the_borders_of_the_template(
     assert cut.cut(continuation[:15]) is None
 
 
-def test_a_template_that_shows_a_field_twice_is_refused(tmp_path: Path):
-    write_jsonl(tmp_path / "pairs" / "train.jsonl", [{"premise": "p", "claim": "c", "label": 0}] * 6)
-    write_jsonl(tmp_path / "pairs" / "validation.jsonl", [{"premise": "q", "claim": "d", "label": 0}] * 2)
-    template = '"{{premise}} {{premise}} {{claim}}:"'
+@pytest.mark.parametrize(
+    ("template", "sentence"),
+    [
+        ('"{{premise}} {{premise}} {{claim}}:"', "doc_to_text shows the field premise 2 times"),
+        ('"{{premise}}\\nClaim: {{claim}}"', "nothing stands between the field claim and the label"),
+        ('"{{claim}}\\nText: {{premise}} "', "nothing stands between the field premise and the label"),
+        ('"{{premise}} {{claim}}\\nanswer:"', "nothing stands between the field premise and the field claim"),
+        ('"{{premise}}\\n\\nClaim: {{claim}}:"', r"fewshot_delimiter \('\\n\\n'\) stands behind the field premise"),
+    ],
+)
+def test_a_template_that_cannot_be_cut_is_refused_before_the_model_is_loaded(
+    tmp_path: Path, monkeypatch, model: Model, template: str, sentence: str
+):
+    rows = [{"premise": f"p {i}", "claim": f"c {i}", "label": i % 2} for i in range(12)]
+    write_jsonl(tmp_path / "pairs" / "train.jsonl", rows[:8])
+    write_jsonl(tmp_path / "pairs" / "validation.jsonl", rows[8:])
     (tmp_path / "two_fields.yaml").write_text(TWO_FIELDS.format(template=template))
-    with pytest.raises(TaskError, match="doc_to_text shows the field premise 2 times"):
-        Template(task_of("two_fields", tmp_path, tmp_path / "two_fields.yaml"))
+    task = task_of("two_fields", tmp_path, tmp_path / "two_fields.yaml")
+    monkeypatch.setattr(Model, "load", lambda self: pytest.fail("the model is loaded"))
+    with pytest.raises(TaskError, match=f"^two_fields: {sentence}"):
+        generate(task, model, WANTED, tmp_path / "made.jsonl", progress=False)
+    assert not (tmp_path / "made.jsonl.partial").exists()
+
+
+def test_a_target_delimiter_is_a_border_too(tmp_path: Path):
+    rows = [{"premise": f"p {i}", "claim": f"c {i}", "label": i % 2} for i in range(12)]
+    write_jsonl(tmp_path / "pairs" / "train.jsonl", rows[:8])
+    write_jsonl(tmp_path / "pairs" / "validation.jsonl", rows[8:])
+    template = '"{{premise}}\\nClaim: {{claim}}"\ntarget_delimiter: "\\nIs it so? "'
+    (tmp_path / "two_fields.yaml").write_text(TWO_FIELDS.format(template=template))
+    cut = Template(task_of("two_fields", tmp_path, tmp_path / "two_fields.yaml"))
+    assert cut.cut(" It rained.\nClaim: Wet.\nIs it so? True") == ({"premise": "It rained.", "claim": "Wet."}, "True")
+
+
+@pytest.mark.parametrize("temperature", [0.0, -1.0, float("nan"), float("inf")])
+def test_sampling_needs_a_temperature(temperature: float):
+    with pytest.raises(TaskError, match=f"temperature is {temperature}, but sampling needs a finite number above 0"):
+        Generation(size=12, temperature=temperature)
+
+
+def no_file(folder: Path) -> Path:
+    (folder / "made.jsonl").mkdir()
+    return folder / "made.jsonl"
+
+
+def below_a_file(folder: Path) -> Path:
+    (folder / "file").write_text("rows\n")
+    return folder / "file" / "made.jsonl"
+
+
+def no_file_for_rounds(folder: Path) -> Path:
+    (folder / "made.jsonl.partial").mkdir()
+    return folder / "made.jsonl"
+
+
+def in_a_folder_that_takes_no_files(folder: Path) -> Path:
+    return Path("/proc/made.jsonl")  # nor from root, whom permissions do not stop
+
+
+@pytest.mark.parametrize("place", [no_file, below_a_file, no_file_for_rounds, in_a_folder_that_takes_no_files])
+def test_a_place_that_cannot_be_written_is_told_before_the_model_is_loaded(
+    data_dir: Path, writer: Path, tmp_path: Path, monkeypatch, capsys, place
+):
+    from lm_eval_proca.cli import main
+
+    monkeypatch.setattr(Model, "load", lambda self: pytest.fail("the model is loaded"))
+    path = place(tmp_path)
+    given = ["--model", "hf", "--model_args", f"pretrained={writer}", "--task", "proca_sst2", "--device", "cpu"]
+    settings = ["--metadata", f"proca.data_dir={data_dir}", "proca.estimate_size=20"]
+    assert main(["generate", *given, *settings, "--output", str(path)]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"lm-eval-proca generate: {path}")
+    assert " cannot be written (" in line
+
+
+def test_a_full_disk_in_mid_round_keeps_the_rounds_before(sst2, model: Model, tmp_path: Path, monkeypatch):
+    """The file may not grow any more, which the system says as it says that the disk is full."""
+    plain, calls, limit = generation._continuations, [], resource.getrlimit(resource.RLIMIT_FSIZE)
+    path, partial = tmp_path / "made.jsonl", tmp_path / "made.jsonl.partial"
+
+    def disk_is_full_in_the_second_round(*args):
+        calls.append(1)
+        texts = plain(*args)
+        if len(calls) == 2:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (partial.stat().st_size + 100, limit[1]))
+        return texts
+
+    wanted = Generation(**{**WANTED.__dict__, "size": 30})
+    monkeypatch.setattr(generation, "_continuations", disk_is_full_in_the_second_round)
+    try:
+        with pytest.raises(TaskError) as error:
+            generate(sst2, model, wanted, path, progress=False)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert str(error.value) == (
+        f"{partial} cannot be written (File too large): mend that and repeat the command, which goes on with the "
+        "rounds that are kept, or choose another place."
+    )
+    generate(sst2, model, wanted, path, progress=False)
+    calls_in_all = len(calls)
+    monkeypatch.setattr(generation, "_continuations", plain)
+    done = generate(sst2, model, wanted, tmp_path / "uncut.jsonl", progress=False)
+    assert path.read_bytes() == (tmp_path / "uncut.jsonl").read_bytes()
+    assert calls_in_all == done["generations"] // WANTED.round_size + 1  # one round was lost
 
 
 def test_the_papers_number_of_demonstrations():
