@@ -12,7 +12,7 @@ from lm_eval_proca.compare.columns import Dataset, Measurement, measurements_of
 from lm_eval_proca.compare.leaderboard import Comparison, Leaderboard, Standing, Tally, leaderboard
 from lm_eval_proca.compare.preferences import Preference, preferences_of
 from lm_eval_proca.compare.results import Notice, Run, read_results, short_model_names
-from lm_eval_proca.errors import ResultsError
+from lm_eval_proca.errors import ProcaError, ResultsError
 from lm_eval_proca.metrics import grouped
 from lm_eval_proca.runs.sample_logs import Correct, joined, read_correct
 
@@ -149,8 +149,8 @@ class _Answers:
             return None
         try:
             return read_correct(file)
-        except (OSError, ResultsError) as error:
-            self._damaged[file] = f"{error}; its paired tests are left out."
+        except ProcaError as error:
+            self._damaged[file] = f"{str(error).rstrip('.')}; its paired tests are left out."
             return None
 
     def notices(self) -> list[Notice]:

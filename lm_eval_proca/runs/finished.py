@@ -22,7 +22,7 @@ from lm_eval_proca.files import replacing
 from lm_eval_proca.metrics import accuracy, confusion, standard_error
 from lm_eval_proca.runs.groups import RECALL_SD, SAME, STDERR, add_group_rows, lower_is_better
 from lm_eval_proca.runs.output_folder import ACCURACY, evaluated, mapping, read_document, record_of, samples_file
-from lm_eval_proca.runs.sample_logs import Correct, document_hash, first_lines, read_samples, with_filter
+from lm_eval_proca.runs.sample_logs import Correct, first_lines, read_samples, with_filter
 from lm_eval_proca.scores.fitting import RAW, Fit, accuracy_of, fit_all, predictions, recorded
 from lm_eval_proca.scores.score_table import ScoreTable
 
@@ -113,22 +113,22 @@ def write_samples(task: FittedTask, target: Path) -> None:
             shutil.copyfileobj(lines, written)
         for name, fit in task.fits.items():
             right = np.argmax(fit.log_proba, axis=1) == gold
-            for row, line in _lines(task):
-                written.write(with_filter(line, name, fit.log_proba[row], bool(right[row])))
+            for row, fields in _documents(task):
+                written.write(with_filter(fields, name, fit.log_proba[row], bool(right[row])).encode())
 
 
 def answers(task: FittedTask) -> Correct:
     """Of such a log only what a comparison reads: id and hash of every document; by filter, right or wrong."""
     gold = task.table.gold_of("eval")
-    hashes = {row: document_hash(line) for row, line in _lines(task)}
+    hashes = {row: str(fields.get("doc_hash")) for row, fields in _documents(task)}
     documents = [(index, hashes[row]) for row, index in enumerate(task.table.index_of("eval").tolist())]
     return Correct.of(documents, {name: predicted == gold for name, _, predicted in predictions(task.table, task.fits)})
 
 
-def _lines(task: FittedTask) -> Iterator[tuple[int, bytes]]:
-    """One line of each document; lines are in the order of the table, fits in that of the documents."""
+def _documents(task: FittedTask) -> Iterator[tuple[int, dict[str, Any]]]:
+    """What one line says of each document; lines are in the order of the table, fits in that of the documents."""
     rows = np.argsort(np.argsort(task.table.index, kind="stable"), kind="stable")
-    yield from zip(rows.tolist(), (line for _, line in first_lines(task.samples)), strict=True)
+    yield from zip(rows.tolist(), (fields for _, fields in first_lines(task.samples)), strict=True)
 
 
 def _read(file: Path, document: Mapping[str, Any], task: str) -> ScoreTable | Skipped:

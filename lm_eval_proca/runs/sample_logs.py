@@ -3,16 +3,12 @@ which documents each filter got right.
 
 Such a log holds evaluation rows only, so whoever calibrates it fits on the unlabeled evaluation rows themselves, and
 contextual calibration, which needs content-free inputs, is not possible.
-
-A line repeats the prompt once per label, which can be many kilobytes. What is wanted stands before and behind that and
-is found without parsing the rest: within JSON strings quotes are escaped, so a key with plain quotes is a key.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,21 +22,15 @@ from lm_eval_proca.scores.fitting import RAW
 from lm_eval_proca.scores.record import RunRecord
 from lm_eval_proca.scores.score_table import NO_GOLD, ScoreTable
 
-_DOC_ID = b'{"doc_id": '
-_TARGET, _ARGUMENTS, _RESPONSES = b', "target": ', b', "arguments": ', b', "resps": '
-_FILTERED = b', "filtered_resps": '
-_CONTINUATION = re.compile(rb', "arg_1": ("(?:[^"\\]|\\.)*")\}')
-_EMPTY_PROMPT = b'{"arg_0": "", "arg_1": '
-
 
 class Sample(NamedTuple):
-    """What one line says about one document; `end` are its fields from `resps` on."""
+    """What one line says about one document; `fields` are all of the line."""
 
     doc_id: int
     target: Any
     choices: list[str]
     scores: list[float]
-    end: Mapping[str, Any]
+    fields: Mapping[str, Any]
 
 
 def read_samples(path: str | Path, known: Mapping[str, Any] | None = None) -> ScoreTable:
@@ -51,9 +41,9 @@ def read_samples(path: str | Path, known: Mapping[str, Any] | None = None) -> Sc
     scores: list[list[float]] = []
     gold: list[int] = []
     index: list[int] = []
-    for number, line in first_lines(path):
+    for number, fields in first_lines(path):
         where = f"line {number} of {path}"
-        sample = _parsed(line, where)
+        sample = _sample(fields, where)
         if scores and len(sample.scores) != len(scores[0]):
             raise ScoreTableError(
                 f"{where} has {len(sample.scores)} choices, the rows before it {len(scores[0])}; only tasks with a "
@@ -89,41 +79,49 @@ def read_samples(path: str | Path, known: Mapping[str, Any] | None = None) -> Sc
     )
 
 
-def first_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+def first_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """The first line of each document, with its number.
 
     The log has one line per document and filter; the scores before any filter are the same in all of them.
     """
-    seen: set[bytes] = set()
+    seen: set[Any] = set()
+    for number, fields in _lines(path):
+        doc_id = repr(fields.get("doc_id"))
+        if doc_id not in seen:
+            seen.add(doc_id)
+            yield number, fields
+
+
+def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     try:
         with path.open("rb") as lines:
             for number, line in enumerate(lines, start=1):
-                doc_id = line[: line.find(b",")]
-                if not line.strip() or (doc_id.startswith(_DOC_ID) and doc_id in seen):
+                if not line.strip():
                     continue
-                seen.add(doc_id)
-                yield number, line
+                fields = json.loads(line)
+                if not isinstance(fields, dict):
+                    raise ValueError("not an object")
+                yield number, fields
     except OSError as error:
         raise ScoreTableError(f"Cannot read {path} ({error.strerror}).") from error
+    except (ValueError, RecursionError) as error:
+        raise ScoreTableError(f"line {number} of {path} is not JSON; the file is damaged or was cut.") from error
 
 
-def with_filter(line: bytes, name: str, log_proba: np.ndarray, right: bool) -> bytes:
+def with_filter(fields: Mapping[str, Any], name: str, log_proba: np.ndarray, right: bool) -> str:
     """The same document as lm-eval would log it under a calibrator's filter, whose only metric is accuracy."""
-    end = _end(line)
-    greedy = [response[0][1] for response in end["resps"]][: len(log_proba)]
+    greedy = [response[0][1] for response in fields["resps"]][: len(log_proba)]
+    kept = ("doc_id", "doc", "target", "arguments", "resps")
+    hashes = ("doc_hash", "prompt_hash", "target_hash")
     changed: dict[str, Any] = {
+        **{key: fields[key] for key in kept},
         "filtered_resps": [[str(score), flag] for score, flag in zip(log_proba.tolist(), greedy, strict=True)],
         "filter": name,
         "metrics": [ACCURACY],
-        **{key: end[key] for key in ("doc_hash", "prompt_hash", "target_hash") if key in end},
+        **{key: fields[key] for key in hashes if key in fields},
         ACCURACY: float(right),
     }
-    return line[: line.rfind(_FILTERED) + 2] + json.dumps(changed, ensure_ascii=False).encode()[1:] + b"\n"
-
-
-def document_hash(line: bytes) -> str:
-    """What stands for the document itself."""
-    return str(_end(line).get("doc_hash"))
+    return json.dumps(changed, ensure_ascii=False) + "\n"
 
 
 @dataclass(frozen=True)
@@ -145,17 +143,15 @@ class Correct:
 def read_correct(file: Path) -> Correct:
     """Read one samples file; a damaged one is refused with a sentence."""
     rows: dict[str, dict[int, tuple[str, bool]]] = {}
-    with file.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            try:
-                end = _end(line)
-                known = {0.0: False, 1.0: True}[float(end[ACCURACY])]
-                name = str(end.get("filter", RAW))  # some older lm-eval wrote none
-                rows.setdefault(name, {})[_doc_id(line, end)] = (str(end["doc_hash"]), known)
-            except (ValueError, KeyError, TypeError, RecursionError) as error:
-                raise ResultsError(
-                    f"{file}, line {number} is not a sample with an accuracy of 0 or 1; it was cut or changed"
-                ) from error
+    for number, fields in _lines(file):
+        try:
+            known = {0.0: False, 1.0: True}[float(fields[ACCURACY])]
+            name = str(fields.get("filter", RAW))  # some older lm-eval wrote none
+            rows.setdefault(name, {})[int(fields["doc_id"])] = (str(fields["doc_hash"]), known)
+        except (ValueError, KeyError, TypeError) as error:
+            raise ResultsError(
+                f"{file}, line {number} is not a sample with an accuracy of 0 or 1; it was cut or changed"
+            ) from error
     identities = {
         name: [(doc_id, doc_hash) for doc_id, (doc_hash, _) in sorted(of_filter.items())]
         for name, of_filter in rows.items()
@@ -178,46 +174,23 @@ def joined(parts: Sequence[Correct]) -> Correct:
     )
 
 
-def _parsed(line: bytes, where: str) -> Sample:
+def _sample(fields: Mapping[str, Any], where: str) -> Sample:
     try:
-        return _parse(line)
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError) as error:
-        try:
-            json.loads(line)
-        except (ValueError, RecursionError):
-            raise ScoreTableError(f"{where} is not JSON; the file is damaged or was cut.") from error
+        arguments = list(fields["arguments"].values())
+        choices = [one["arg_1"].strip() for one in arguments]
+        # An instance may hold its response twice: lm-eval pads ranks with copies of requests.
+        scores = [float(response[0][0]) for response in fields["resps"]]
+        if len(choices) != len(scores):
+            raise ValueError("not one response for each choice")
+        # `acc_mutual_info` scores every choice a second time, after an empty prompt.
+        if 2 * sum(one["arg_0"] == "" for one in arguments) == len(choices):
+            choices, scores = choices[: len(choices) // 2], scores[: len(scores) // 2]
+        return Sample(int(fields["doc_id"]), fields["target"], choices, scores, fields)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise ScoreTableError(
             f"{where} is no sample of a multiple-choice task of lm-eval (`--log_samples`); only tasks that score each "
             f"choice can be calibrated."
         ) from error
-
-
-def _parse(line: bytes) -> Sample:
-    responses = line.rfind(_RESPONSES)
-    arguments = line.rfind(_ARGUMENTS, 0, responses)
-    target = line.rfind(_TARGET, 0, arguments)
-    if target < 0 or not line.startswith(_DOC_ID):
-        raise ValueError("not a line of lm-eval")
-    end = _end(line)
-    choices = [json.loads(found).strip() for found in _CONTINUATION.findall(line, arguments, responses)]
-    # An instance may hold its response twice: lm-eval pads ranks with copies of requests.
-    scores = [float(response[0][0]) for response in end["resps"]]
-    if len(choices) != len(scores):
-        raise ValueError("not one response for each choice")
-    # `acc_mutual_info` scores every choice a second time, after an empty prompt.
-    if 2 * line.count(_EMPTY_PROMPT, arguments, responses) == len(choices):
-        choices, scores = choices[: len(choices) // 2], scores[: len(scores) // 2]
-    return Sample(_doc_id(line, end), json.loads(line[target + len(_TARGET) : arguments]), choices, scores, end)
-
-
-def _end(line: bytes) -> dict[str, Any]:
-    """The fields from `resps` on; of a line that lm-eval would order otherwise, all."""
-    start = line.rfind(_RESPONSES) if line.startswith(_DOC_ID) else -1
-    return json.loads(line if start < 0 else b"{" + line[start + 2 :])
-
-
-def _doc_id(line: bytes, end: Mapping[str, Any]) -> int:
-    return int(end["doc_id"] if "doc_id" in end else line[len(_DOC_ID) : line.index(b",")])
 
 
 def _gold(target: Any, choices: list[str]) -> int:
@@ -230,7 +203,7 @@ def _gold(target: Any, choices: list[str]) -> int:
 
 def _check_accuracy(sample: Sample, label: int, where: str) -> None:
     """The log says whether the highest score was right, which shows whether we understood its target."""
-    end = sample.end
+    end = sample.fields
     unfiltered = end.get("filtered_resps") == [response[0] for response in end["resps"]]
     if unfiltered and ACCURACY in end and float(end[ACCURACY]) != float(np.argmax(sample.scores) == label):
         raise ScoreTableError(
