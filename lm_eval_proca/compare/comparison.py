@@ -14,7 +14,7 @@ from lm_eval_proca.compare.preferences import Preference, preferences_of
 from lm_eval_proca.compare.results import Notice, Run, read_results, short_model_names
 from lm_eval_proca.errors import ProcaError, ResultsError
 from lm_eval_proca.metrics import grouped
-from lm_eval_proca.runs.sample_logs import Correct, joined, read_correct
+from lm_eval_proca.runs.answers import Correct, joined, read_correct
 
 NAMED_FITS = 3
 """So many doubtful fits of a method are named in a notice; the results files have all."""

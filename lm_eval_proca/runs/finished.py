@@ -20,11 +20,12 @@ from lm_eval_proca.calibration.registry import CALIBRATORS
 from lm_eval_proca.errors import ScoreTableError
 from lm_eval_proca.files import replacing
 from lm_eval_proca.metrics import accuracy, confusion, standard_error
+from lm_eval_proca.runs.answers import Correct
 from lm_eval_proca.runs.groups import RECALL_SD, SAME, STDERR, add_group_rows, lower_is_better
 from lm_eval_proca.runs.output_folder import ACCURACY, evaluated, mapping, read_document, record_of, samples_file
-from lm_eval_proca.runs.sample_logs import Correct, first_lines, read_samples, with_filter
-from lm_eval_proca.scores.fitting import RAW, Fit, accuracy_of, fit_all, predictions, recorded
-from lm_eval_proca.scores.score_table import ScoreTable
+from lm_eval_proca.runs.sample_logs import Fields, UnclearTarget, first_lines, known_of, read_log, with_filter
+from lm_eval_proca.scores.fitting import RAW, Fit, fit_all, predictions, recorded
+from lm_eval_proca.scores.score_table import NO_GOLD, ScoreTable
 
 CALIBRATED_IN_RUN = "calibrated by the run itself"
 NO_CHOICES = "they do not score choices"
@@ -114,18 +115,23 @@ def write_samples(task: FittedTask, target: Path) -> None:
         for name, fit in task.fits.items():
             right = np.argmax(fit.log_proba, axis=1) == gold
             for row, fields in _documents(task):
-                written.write(with_filter(fields, name, fit.log_proba[row], bool(right[row])).encode())
+                known = bool(right[row]) if gold[row] != NO_GOLD else None
+                written.write(with_filter(fields, name, fit.log_proba[row], known).encode())
 
 
 def answers(task: FittedTask) -> Correct:
     """Of such a log only what a comparison reads: id and hash of every document; by filter, right or wrong."""
     gold = task.table.gold_of("eval")
     hashes = {row: str(fields.get("doc_hash")) for row, fields in _documents(task)}
-    documents = [(index, hashes[row]) for row, index in enumerate(task.table.index_of("eval").tolist())]
-    return Correct.of(documents, {name: predicted == gold for name, _, predicted in predictions(task.table, task.fits)})
+    indices = task.table.index_of("eval").tolist()
+    labeled = np.flatnonzero(gold != NO_GOLD)
+    return Correct.of(
+        [(indices[row], hashes[row]) for row in labeled.tolist()],
+        {name: (predicted == gold)[labeled] for name, _, predicted in predictions(task.table, task.fits)},
+    )
 
 
-def _documents(task: FittedTask) -> Iterator[tuple[int, dict[str, Any]]]:
+def _documents(task: FittedTask) -> Iterator[tuple[int, Fields]]:
     """What one line says of each document; lines are in the order of the table, fits in that of the documents."""
     rows = np.argsort(np.argsort(task.table.index, kind="stable"), kind="stable")
     yield from zip(rows.tolist(), (fields for _, fields in first_lines(task.samples)), strict=True)
@@ -135,17 +141,18 @@ def _read(file: Path, document: Mapping[str, Any], task: str) -> ScoreTable | Sk
     path = samples_file(file, task)
     if not path.is_file():
         return Skipped(task, f"there is no {path.name} beside {file} (run lm_eval with --log_samples)", damaged=True)
-    shots = (document.get("n-shot") or {}).get(task)
     try:
-        table = read_samples(path, {"task": task, "model": document.get("model_name"), "num_fewshot": shots})
+        log = read_log(path, document, task)
+        if not log.has_fixed_labels:
+            return Skipped(task, "its choices differ from document to document, or from input to input", damaged=False)
+        table = log.table(known_of(document, task))
     except ScoreTableError as error:
-        return Skipped(task, str(error).rstrip("."), damaged=True)
-    if table.record.labels_are_positions:
-        return Skipped(task, "its choices differ from document to document, or from input to input", damaged=False)
+        return Skipped(task, str(error).rstrip("."), damaged=not isinstance(error, UnclearTarget))
     expected, found = evaluated(document, task), len(table.index)
     if expected not in (None, found):
         return Skipped(task, f"{path} holds {found} of {expected} documents; it was cut", damaged=True)
-    logged = accuracy_of(table)
+    # As lm-eval counts: a document without a gold label is wrong.
+    logged = float(np.mean(np.argmax(table.scores, axis=1) == table.gold))
     measured = document["results"][task].get(f"{ACCURACY},{RAW}", logged)
     if not isinstance(measured, (int, float)) or not math.isclose(logged, measured, abs_tol=SAME):
         return Skipped(task, f"{path} does not give the accuracy of {file}", damaged=True)

@@ -1,5 +1,4 @@
-"""lm-eval's own sample logs, `samples_<task>_<date>.jsonl` of any multiple-choice task: their scores as a table, and
-which documents each filter got right.
+"""lm-eval's own sample logs, `samples_<task>_<date>.jsonl` of any multiple-choice task, as score tables.
 
 Such a log holds evaluation rows only, so whoever calibrates it fits on the unlabeled evaluation rows themselves, and
 contextual calibration, which needs content-free inputs, is not possible.
@@ -7,221 +6,258 @@ contextual calibration, which needs content-free inputs, is not possible.
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from lm_eval_proca.errors import ResultsError, ScoreTableError
-from lm_eval_proca.runs.output_folder import ACCURACY, SAMPLES_FILE
-from lm_eval_proca.scores.fitting import RAW
-from lm_eval_proca.scores.record import RunRecord
-from lm_eval_proca.scores.score_table import NO_GOLD, ScoreTable
+from lm_eval_proca.errors import ScoreTableError
+from lm_eval_proca.runs.output_folder import ACCURACY, SAMPLES_FILE, mapping
+from lm_eval_proca.scores.gold import NO_GOLD, gold_index
+from lm_eval_proca.scores.record import RunRecord, documents_hash
+from lm_eval_proca.scores.score_table import ScoreTable
+
+Fields = dict[str, Any]
+"""One line of a log."""
+
+WITH_GOLD = ("f1", "mcc", "brier_score", "likelihood")
+"""Metrics that lm-eval logs as a pair: the gold index, and what was predicted."""
+
+
+class UnclearTarget(ScoreTableError):
+    """A log whose gold labels can be read in two ways."""
 
 
 class Sample(NamedTuple):
-    """What one line says about one document; `fields` are all of the line."""
+    """What one line says about one document."""
 
+    line: int
     doc_id: int
+    doc_hash: str
     target: Any
-    choices: list[str]
-    scores: list[float]
-    fields: Mapping[str, Any]
+    has_type: bool
+    """False where only the text of the target is known, which does not tell a number from a word."""
+    choices: tuple[str, ...]
+    scores: tuple[float, ...]
+    right: float | None
+    """The logged accuracy of the unchanged scores."""
+    gold: int | None
+    """The logged index, which only some metrics have."""
+
+    def contradicts(self, gold: int) -> bool:
+        """Whether the log says that this is not the gold label."""
+        is_right = float(np.argmax(self.scores) == gold)
+        return self.right not in (None, is_right) or (self.gold is not None and max(self.gold, NO_GOLD) != gold)
 
 
-def read_samples(path: str | Path, known: Mapping[str, Any] | None = None) -> ScoreTable:
-    """Raw scores and gold labels of a file that `lm_eval --log_samples` wrote; `known` is where they come from."""
-    path = Path(path)
-    words: list[str] = []
-    fixed = True
-    scores: list[list[float]] = []
-    gold: list[int] = []
-    index: list[int] = []
-    for number, fields in first_lines(path):
-        where = f"line {number} of {path}"
-        sample = _sample(fields, where)
-        if scores and len(sample.scores) != len(scores[0]):
+@dataclass(frozen=True)
+class SampleLog:
+    """The documents of a log, in the order of its lines."""
+
+    path: Path
+    samples: Sequence[Sample]
+
+    @property
+    def has_fixed_labels(self) -> bool:
+        """Whether all documents have the same choices, which can be told apart."""
+        words = self.samples[0].choices
+        return len(set(words)) == len(words) and all(sample.choices == words for sample in self.samples)
+
+    def gold(self) -> list[int]:
+        """The gold label of every document, by the one reading of the targets that the whole log allows."""
+        found = [
+            [gold_index(read(sample), sample.choices) for sample in self.samples] for read in _readings(self.samples)
+        ]
+        contradictions = [
+            next((s for s, label in zip(self.samples, gold, strict=True) if s.contradicts(label)), None)
+            for gold in found
+        ]
+        fitting = [gold for gold, sample in zip(found, contradictions, strict=True) if sample is None]
+        if not fitting:
+            last = max((sample for sample in contradictions if sample is not None), key=lambda sample: sample.line)
             raise ScoreTableError(
-                f"{where} has {len(sample.scores)} choices, the rows before it {len(scores[0])}; only tasks with a "
-                f"fixed number of choices can be calibrated."
+                f"line {last.line} of {self.path} has the target {last.target!r}, which does not agree with its "
+                f"scores and its metrics; it cannot be understood as one of the choices."
             )
-        label = _gold(sample.target, sample.choices)
-        if label == NO_GOLD:
-            raise ScoreTableError(f"{where}: the target {sample.target!r} is none of the choices {sample.choices}.")
-        _check_accuracy(sample, label, where)
-        index.append(sample.doc_id)
-        gold.append(label)
-        scores.append(sample.scores)
-        words = words or sample.choices
-        fixed = fixed and words == sample.choices
-    if len(words) < 2:
+        # Under the wrong reading often no target is a label at all.
+        fitting = [gold for gold in fitting if set(gold) != {NO_GOLD}] or fitting[:1]
+        if any(gold != fitting[0] for gold in fitting):
+            raise UnclearTarget(
+                f"{self.path}: the log does not show whether targets such as {self.samples[0].target!r} are positions "
+                f"or label words; calibrate in the run instead (--metadata proca.calibrate=true)."
+            )
+        return fitting[0]
+
+    def table(self, known: Mapping[str, Any]) -> ScoreTable:
+        """Scores and gold labels; `known` is where they come from."""
+        fixed, count, gold = self.has_fixed_labels, len(self.samples), self.gold()
+        positions = tuple(f"choice {k + 1}" for k in range(len(self.samples[0].choices)))
+        in_order = sorted((one.doc_id, one.doc_hash, label) for one, label in zip(self.samples, gold, strict=True))
+        return ScoreTable(
+            role=np.full(count, "eval"),
+            index=np.array([sample.doc_id for sample in self.samples], dtype=np.int64),
+            gold=np.array(gold, dtype=np.int64),
+            estimate_gold=np.full(count, NO_GOLD, dtype=np.int64),
+            scores=np.array([sample.scores for sample in self.samples], dtype=np.float64),
+            record=RunRecord(
+                **known,
+                labels=self.samples[0].choices if fixed else positions,
+                labels_are_positions=not fixed,
+                eval_rows=count,
+                estimate_size=0,
+                documents_hash=documents_hash(one[1:] for one in in_order),
+            ),
+        )
+
+
+def read_samples(path: str | Path) -> ScoreTable:
+    """Raw scores and gold labels of a file that `lm_eval --log_samples` wrote."""
+    path = Path(path)
+    name = SAMPLES_FILE.fullmatch(path.name)
+    task = name["task"] if name else path.stem
+    results = _results_beside(path, name["date"]) if name else {}
+    return read_log(path, results, task).table(known_of(results, task))
+
+
+def known_of(results: Mapping[str, Any], task: str) -> dict[str, Any]:
+    """Task, model and shots, as far as a results file tells."""
+    known = {"model": results.get("model_name"), "num_fewshot": mapping(results, "n-shot").get(task)}
+    return {"task": task, **{key: value for key, value in known.items() if value is not None}}
+
+
+def read_log(path: Path, results: Mapping[str, Any], task: str) -> SampleLog:
+    """Read the first line of each document."""
+    doc_to_target = mapping(mapping(results, "configs"), task).get("doc_to_target")
+    samples: list[Sample] = []
+    for number, fields in first_lines(path):
+        sample = _sample(number, fields, doc_to_target, path)
+        if samples and len(sample.choices) != len(samples[0].choices):
+            raise ScoreTableError(
+                f"line {number} of {path} has {len(sample.choices)} choices, the rows before it "
+                f"{len(samples[0].choices)}; only tasks with a fixed number of choices can be calibrated."
+            )
+        samples.append(sample)
+    if not samples or len(samples[0].choices) < 2:
         raise ScoreTableError(f"{path} holds no sample with two choices or more.")
-
-    fixed = fixed and len(set(words)) == len(words)
-    labels = words if fixed else [f"choice {k + 1}" for k in range(len(words))]
-    return ScoreTable(
-        role=np.full(len(scores), "eval"),
-        index=np.array(index, dtype=np.int64),
-        gold=np.array(gold, dtype=np.int64),
-        estimate_gold=np.full(len(scores), NO_GOLD, dtype=np.int64),
-        scores=np.array(scores, dtype=np.float64),
-        record=RunRecord(
-            **(known or _provenance(path)),
-            labels=tuple(labels),
-            labels_are_positions=not fixed,
-            eval_rows=len(scores),
-            estimate_size=0,
-        ),
-    )
+    return SampleLog(path, samples)
 
 
-def first_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def first_lines(path: Path) -> Iterator[tuple[int, Fields]]:
     """The first line of each document, with its number.
 
     The log has one line per document and filter; the scores before any filter are the same in all of them.
     """
-    seen: set[Any] = set()
-    for number, fields in _lines(path):
-        doc_id = repr(fields.get("doc_id"))
+    seen: set[str] = set()
+    for number, fields in lines(path):
+        doc_id = str(fields.get("doc_id"))
         if doc_id not in seen:
             seen.add(doc_id)
             yield number, fields
 
 
-def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def lines(path: Path) -> Iterator[tuple[int, Fields]]:
+    """All lines of a log, with their numbers."""
+    number = 0
     try:
-        with path.open("rb") as lines:
-            for number, line in enumerate(lines, start=1):
-                if not line.strip():
-                    continue
-                fields = json.loads(line)
-                if not isinstance(fields, dict):
-                    raise ValueError("not an object")
-                yield number, fields
+        with path.open("rb") as found:
+            for number, line in enumerate(found, start=1):
+                if line.strip():
+                    fields = json.loads(line)
+                    if not isinstance(fields, dict):
+                        raise ValueError("not an object")
+                    yield number, fields
     except OSError as error:
         raise ScoreTableError(f"Cannot read {path} ({error.strerror}).") from error
     except (ValueError, RecursionError) as error:
         raise ScoreTableError(f"line {number} of {path} is not JSON; the file is damaged or was cut.") from error
 
 
-def with_filter(fields: Mapping[str, Any], name: str, log_proba: np.ndarray, right: bool) -> str:
-    """The same document as lm-eval would log it under a calibrator's filter, whose only metric is accuracy."""
+def with_filter(fields: Fields, name: str, log_proba: np.ndarray, right: bool | None) -> str:
+    """The same document as lm-eval would log it under a calibrator's filter, whose only metric is accuracy.
+
+    `right` is None for a document without a gold label.
+    """
     greedy = [response[0][1] for response in fields["resps"]][: len(log_proba)]
-    kept = ("doc_id", "doc", "target", "arguments", "resps")
-    hashes = ("doc_hash", "prompt_hash", "target_hash")
-    changed: dict[str, Any] = {
-        **{key: fields[key] for key in kept},
+    kept, hashes = ("doc_id", "doc", "target", "arguments", "resps"), ("doc_hash", "prompt_hash", "target_hash")
+    metrics = {} if right is None else {ACCURACY: float(right)}
+    changed: Fields = {
+        **{key: fields[key] for key in kept if key in fields},
         "filtered_resps": [[str(score), flag] for score, flag in zip(log_proba.tolist(), greedy, strict=True)],
         "filter": name,
-        "metrics": [ACCURACY],
+        "metrics": list(metrics),
         **{key: fields[key] for key in hashes if key in fields},
-        ACCURACY: float(right),
+        **metrics,
     }
     return json.dumps(changed, ensure_ascii=False) + "\n"
 
 
-@dataclass(frozen=True)
-class Correct:
-    """Per filter, whether each document was answered correctly, in document order.
-
-    `documents` stands for the documents themselves: equal strings, same documents.
-    """
-
-    documents: str
-    by_filter: Mapping[str, np.ndarray]
-
-    @classmethod
-    def of(cls, documents: Sequence[tuple[int, str]], by_filter: Mapping[str, np.ndarray]) -> Correct:
-        """From the ids and hashes of the documents."""
-        return cls(hashlib.sha256(repr(documents).encode()).hexdigest(), by_filter)
-
-
-def read_correct(file: Path) -> Correct:
-    """Read one samples file; a damaged one is refused with a sentence."""
-    rows: dict[str, dict[int, tuple[str, bool]]] = {}
-    for number, fields in _lines(file):
-        try:
-            known = {0.0: False, 1.0: True}[float(fields[ACCURACY])]
-            name = str(fields.get("filter", RAW))  # some older lm-eval wrote none
-            rows.setdefault(name, {})[int(fields["doc_id"])] = (str(fields["doc_hash"]), known)
-        except (ValueError, KeyError, TypeError) as error:
-            raise ResultsError(
-                f"{file}, line {number} is not a sample with an accuracy of 0 or 1; it was cut or changed"
-            ) from error
-    identities = {
-        name: [(doc_id, doc_hash) for doc_id, (doc_hash, _) in sorted(of_filter.items())]
-        for name, of_filter in rows.items()
-    }
-    first = next(iter(identities.values()), None)
-    if first is None or any(other != first for other in identities.values()):
-        raise ResultsError(f"{file} does not hold the same documents for every filter; it was cut or changed")
-    by_filter = {name: np.array([known for _, (_, known) in sorted(found.items())]) for name, found in rows.items()}
-    return Correct.of(first, by_filter)
-
-
-def joined(parts: Sequence[Correct]) -> Correct:
-    """The documents of several logs as those of one, for the filters that all of them have."""
-    if len(parts) == 1:
-        return parts[0]
-    names = [name for name in parts[0].by_filter if all(name in part.by_filter for part in parts)]
-    return Correct(
-        documents=hashlib.sha256("".join(part.documents for part in parts).encode()).hexdigest(),
-        by_filter={name: np.concatenate([part.by_filter[name] for part in parts]) for name in names},
-    )
-
-
-def _sample(fields: Mapping[str, Any], where: str) -> Sample:
+def _sample(number: int, fields: Fields, doc_to_target: Any, path: Path) -> Sample:
     try:
         arguments = list(fields["arguments"].values())
-        choices = [one["arg_1"].strip() for one in arguments]
+        choices = tuple(one["arg_1"].strip() for one in arguments)
         # An instance may hold its response twice: lm-eval pads ranks with copies of requests.
-        scores = [float(response[0][0]) for response in fields["resps"]]
+        scores = tuple(float(response[0][0]) for response in fields["resps"])
         if len(choices) != len(scores):
             raise ValueError("not one response for each choice")
         # `acc_mutual_info` scores every choice a second time, after an empty prompt.
         if 2 * sum(one["arg_0"] == "" for one in arguments) == len(choices):
             choices, scores = choices[: len(choices) // 2], scores[: len(scores) // 2]
-        return Sample(int(fields["doc_id"]), fields["target"], choices, scores, fields)
+        unchanged = fields.get("filtered_resps") == [response[0] for response in fields["resps"]]
+        logged = [fields[metric][0] for metric in WITH_GOLD if isinstance(fields.get(metric), list)]
+        target, has_type = _target(fields, doc_to_target)
+        return Sample(
+            line=number,
+            doc_id=int(fields["doc_id"]),
+            doc_hash=str(fields.get("doc_hash")),
+            target=target.strip() if isinstance(target, str) else target,
+            has_type=has_type,
+            choices=choices,
+            scores=scores,
+            right=float(fields[ACCURACY]) if unchanged and ACCURACY in fields else None,
+            gold=next((one for one in logged if isinstance(one, int)), None),
+        )
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise ScoreTableError(
-            f"{where} is no sample of a multiple-choice task of lm-eval (`--log_samples`); only tasks that score each "
-            f"choice can be calibrated."
+            f"line {number} of {path} is no sample of a multiple-choice task of lm-eval (`--log_samples`); only tasks "
+            f"that score each choice can be calibrated."
         ) from error
 
 
-def _gold(target: Any, choices: list[str]) -> int:
-    """The log has targets as strings: an index, or the word of a choice."""
-    text = str(target).strip()
-    if text.isdigit() and int(text) < len(choices):
-        return int(text)
-    return choices.index(text) if choices.count(text) == 1 else NO_GOLD
+def _target(fields: Fields, doc_to_target: Any) -> tuple[Any, bool]:
+    """The target of a document, and whether its type is known; the log has its text."""
+    text, doc = str(fields["target"]), mapping(fields, "doc")
+    if not isinstance(doc_to_target, str):
+        return text, False
+    if doc_to_target in doc:
+        return doc[doc_to_target], True
+    is_template = "{{" in doc_to_target and "def " not in doc_to_target  # the source of a function would have it
+    return int(text) if is_template and re.fullmatch(r"\d{1,9}", text) else text, is_template
 
 
-def _check_accuracy(sample: Sample, label: int, where: str) -> None:
-    """The log says whether the highest score was right, which shows whether we understood its target."""
-    end = sample.fields
-    unfiltered = end.get("filtered_resps") == [response[0] for response in end["resps"]]
-    if unfiltered and ACCURACY in end and float(end[ACCURACY]) != float(np.argmax(sample.scores) == label):
-        raise ScoreTableError(
-            f"{where} says acc {end[ACCURACY]}, but its scores and its target {sample.target!r} say otherwise; the "
-            f"target cannot be understood as one of the choices."
-        )
+def _readings(samples: Sequence[Sample]) -> list[Callable[[Sample], Any]]:
+    """How the targets may be meant: lm-eval takes numbers and booleans as positions, and strings as label words."""
+    if all(sample.has_type for sample in samples):
+        return [lambda sample: sample.target]
+    return [lambda sample: _as_number(str(sample.target)), lambda sample: str(sample.target)]
 
 
-def _provenance(path: Path) -> dict[str, Any]:
-    """Task, model and shots, as far as the file name and the results file beside it tell."""
-    name = SAMPLES_FILE.fullmatch(path.name)
-    if name is None:
-        return {"task": path.stem}
-    known: dict[str, Any] = {"task": name["task"]}
-    try:
-        results = json.loads((path.parent / f"results_{name['date']}.json").read_text(encoding="utf-8"))
-        known["model"] = results.get("model_name")
-        known["num_fewshot"] = results["n-shot"][name["task"]]
-    except (OSError, ValueError, KeyError, TypeError):
-        pass  # the results file only adds to what is printed above the table
-    return known
+def _as_number(text: str) -> int | str:
+    if text in ("True", "False"):
+        return text == "True"
+    return int(text) if re.fullmatch(r"-?\d{1,9}", text) else text
+
+
+def _results_beside(path: Path, date: str) -> Mapping[str, Any]:
+    """The results file of a log; without one, scores and label words are still there."""
+    for file in path.parent.glob(f"*_{date}.json"):
+        try:
+            results = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
+            continue
+        if isinstance(results, dict):
+            return results
+    return {}

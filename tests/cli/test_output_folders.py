@@ -128,6 +128,28 @@ def test_compare_does_both_steps(folder: Path, calibrated: Path, tmp_path: Path,
     assert not list(folder.rglob("*calibrated*"))
 
 
+def test_tasks_that_report_acc_norm_alone_are_compared_with_paired_tests(
+    folder: Path, tmp_path: Path, capsys: Output
+) -> None:
+    """As leaderboard_bbh_* do: their lines have no `acc` under the raw filter, and are whole."""
+    for file in folder.rglob("*.json*"):
+        file.write_text(
+            file.read_text().replace('"acc,none"', '"acc_norm,none"').replace('"acc": 0.0}', '"acc_norm": 1.0}')
+        )
+        file.write_text(file.read_text().replace('"acc": 1.0}', '"acc_norm": 0.0}'))
+    output = tmp_path / "calibrated"
+    assert main(["calibrate", str(folder), "--calibrators", "bc", "--output", str(output)]) == 0
+    capsys.readouterr()
+    assert main(["compare", str(output), "--format", "json"]) == 0
+    compared = json.loads(capsys.readouterr().out)
+    assert compared["notices"] == []
+    assert compared["methods"] == ["bc"]
+    tests = compared["leaderboards"][0]["standings"][0]["against_models"]["tests"]["org/small"]
+    assert [one["documents"] for one in tests] == [80, 60]
+    for one in tests:
+        assert (one["better"] - one["worse"]) / one["documents"] == pytest.approx(one["difference"])
+
+
 def test_compare_with_patterns_calibrates_only_what_it_shows(folder: Path, capsys: Output) -> None:
     for log in folder.rglob("samples_algebra_*"):
         log.write_text("nonsense")

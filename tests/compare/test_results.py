@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import re
 
+import numpy as np
 import pytest
 
 from lm_eval_proca.compare.columns import measurements_of
 from lm_eval_proca.compare.results import read_results, short_model_names
 from lm_eval_proca.errors import ResultsError
-from lm_eval_proca.runs.sample_logs import read_correct
+from lm_eval_proca.runs.answers import read_correct
+from lm_eval_proca.runs.sample_logs import UnclearTarget
 from lm_eval_proca.scores.identity import model_identity
+from tests.output_folders import Matrix, write_output
 
 BOTH = {"none": 0.5, "proca": 0.75}
 
@@ -297,3 +300,20 @@ def test_samples_with_another_order_of_keys(write_result):
     lines = [dict(reversed(json.loads(line).items())) for line in samples.read_text().splitlines()]
     samples.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert read_correct(samples).by_filter["none"].tolist() == [False, True]
+
+
+def test_lines_without_accuracy_are_right_or_wrong_by_their_scores_and_gold_label(tmp_path):
+    task = Matrix(np.array([[0.0, -1.0], [-1.0, 0.0], [0.0, -1.0]]), np.array([0, 0, -1]), ("no", "yes"))
+    file = write_output(tmp_path, "m", {"plain": task})
+    (samples,) = file.parent.glob("samples_*.jsonl")
+    samples.write_text(re.sub(r', "acc": \d.0', "", samples.read_text()))
+    assert read_correct(samples).by_filter["none"].tolist() == [True, False]  # the third has no gold label
+
+
+def test_lines_whose_gold_label_is_unclear_have_no_answers(tmp_path):
+    file = write_output(tmp_path, "m", {"plain": Matrix(np.eye(3), np.array([0, 1, 2]), ("2", "0", "1"))})
+    (samples,) = file.parent.glob("samples_*.jsonl")
+    lines = [re.sub(r', "acc": \d.0', "", line) for line in samples.read_text().splitlines(keepends=True)]
+    samples.write_text("".join(lines).replace('"answer"', '"another"'))
+    with pytest.raises(UnclearTarget):
+        read_correct(samples)

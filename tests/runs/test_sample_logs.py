@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lm_eval_proca.errors import ScoreTableError
-from lm_eval_proca.runs.sample_logs import read_samples
+from lm_eval_proca.runs.sample_logs import UnclearTarget, read_samples
 from lm_eval_proca.runs.score_files import read_run, read_scores
 from tests.conftest import made_sentences, write_jsonl
 
@@ -34,8 +34,11 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Path
     from lm_eval.loggers import EvaluationTracker
     from lm_eval.tasks import TaskManager
 
-    def run(target: str = "label", choices: str = '["bad", "good"]', more: str = "", rows=None) -> tuple[Path, dict]:
+    def run(
+        target: str = "label", choices: str = '["bad", "good"]', more: str = "", rows=None, code: str = ""
+    ) -> tuple[Path, dict]:
         tmp_path = tmp_path_factory.mktemp("run")
+        (tmp_path / "code.py").write_text(code)
         write_jsonl(tmp_path / "rows.jsonl", rows or made_sentences(40, seed=5))
         task = PLAIN_TASK.format(rows=tmp_path / "rows.jsonl", target=target, choices=choices, more=more)
         (tmp_path / "plain.yaml").write_text(task)
@@ -78,6 +81,72 @@ def test_raw_accuracy_is_that_of_the_run(logged: Callable, target: str, choices:
     assert not (table.role == "estimate").any()
 
 
+NUMBERS = [{"sentence": f"number {k}", "rating": k % 3, "label": k % 2, "good": k % 2 == 1} for k in range(45)]
+THIRD = [row["rating"] for row in NUMBERS]
+SECOND = [row["label"] for row in NUMBERS]
+DIGITS = '["1", "2", "0"]'
+WORDS = [{**row, "digit": "120"[row["rating"]], "truth": str(not row["good"])} for row in NUMBERS]
+"""`digit` and `truth` name the label of the index `rating` or `label` by its word."""
+
+
+@pytest.mark.parametrize(
+    ("target", "choices", "expected"),
+    [
+        ("rating", DIGITS, THIRD),
+        ('"{{rating}}"', DIGITS, THIRD),
+        ("digit", DIGITS, THIRD),
+        ("!function code.number", DIGITS, THIRD),
+        ("!function code.word", DIGITS, THIRD),
+        ("good", '["bad", "good"]', SECOND),
+        ("good", '["True", "False"]', SECOND),
+        ("truth", '["True", "False"]', SECOND),
+        ('"{{truth}}"', '["True", "False"]', SECOND),
+        ("!function code.boolean", '["True", "False"]', SECOND),
+        ("!function code.truth", '["True", "False"]', SECOND),
+    ],
+)
+@pytest.mark.parametrize("metric", ["acc", "acc_norm", "mcc"])
+def test_the_gold_label_is_the_one_that_lm_eval_counts(
+    logged: Callable, target: str, choices: str, expected: list[int], metric: str
+) -> None:
+    """Positions, booleans and label words that look like either."""
+    code = "\n".join(
+        f"def {name}(doc):\n    return doc[{column!r}]"
+        for name, column in {"number": "rating", "word": "digit", "boolean": "good", "truth": "truth"}.items()
+    )
+    path, _ = logged(target, choices, f"metric_list: [{{metric: {metric}}}]", WORDS, code)
+    if metric == "acc_norm" and "function" in target:  # the log has only the text, and no metric that shows its meaning
+        with pytest.raises(UnclearTarget, match=r"does not show whether targets such as .* are positions or label"):
+            read_samples(path)
+    else:
+        assert read_samples(path).gold_of("eval").tolist() == expected
+
+
+def test_a_target_is_understood_by_the_whole_log(logged: Callable, tmp_path: Path) -> None:
+    path, _ = logged("digit", DIGITS, rows=WORDS)
+    alone = tmp_path / path.name  # without the results file, which would tell
+    alone.write_text(path.read_text())
+    assert read_samples(alone).gold_of("eval").tolist() == THIRD
+
+    def allows_both(line: str) -> bool:
+        sample = json.loads(line)
+        predicted = np.argmax([float(response[0][0]) for response in sample["resps"]])
+        return predicted not in (THIRD[sample["doc_id"]], int(sample["target"]))
+
+    alone.write_text("".join(filter(allows_both, path.read_text().splitlines(keepends=True))))
+    with pytest.raises(UnclearTarget, match=r"are positions or label words; calibrate in the run instead"):
+        read_samples(alone)
+
+
+def test_documents_without_a_gold_label_are_unlabeled_rows(logged: Callable) -> None:
+    rows = [{**row, "label": -1 if k % 3 else row["label"]} for k, row in enumerate(made_sentences(40, seed=5))]
+    assert read_samples(logged(rows=rows)[0]).gold_of("eval").tolist() == [row["label"] for row in rows]
+    rows = [{**row, "label": -1} for row in rows]
+    assert set(read_samples(logged(rows=rows)[0]).gold) == {-1}
+    named = [{**row, "label": ("unknown", "bad", "good")[k % 3]} for k, row in enumerate(rows)]
+    assert read_samples(logged(rows=named)[0]).gold_of("eval").tolist() == [k % 3 - 1 for k in range(40)]
+
+
 def test_scores_are_read_once_from_several_filters_and_without_the_unconditional_half(logged: Callable) -> None:
     more = "metric_list: [{metric: acc}, {metric: acc_mutual_info}]\nfilter_list:\n"
     more += "\n".join(f"  - {{name: {name}, filter: [{{function: take_first}}]}}" for name in ("first", "again"))
@@ -105,8 +174,8 @@ def test_a_varying_number_of_choices_is_refused(logged: Callable) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"target": "1" * 40}, "is none of the choices"),
-        ({"acc": 7.0}, "say otherwise"),
+        ({"target": "[0, 1]", "acc": 1.0}, "does not agree with its scores"),
+        ({"acc": 7.0}, "does not agree with its scores"),
         ({"resps": [[["some generated text"]]]}, "no sample of a multiple-choice task"),
     ],
 )
