@@ -84,8 +84,31 @@ def test_a_group_without_all_of_its_tasks_has_no_row(tmp_path: Path, tasks: dict
     [(reason, failed)] = run.failures.items()
     assert failed == {"algebra": ["bc"]}
     assert reason.startswith("19 evaluation documents are too few to calibrate 4 labels")
-    assert run.notes == [f"{group}: no row for bc, which 1 of its tasks have not (algebra)." for group in GROUPS]
+    assert run.notes == [
+        f"{group}: no row for bc, since 1 of the {count} tasks in its raw row have none (algebra)."
+        for group, count in (("all", 3), ("stem", 2))
+    ]
     assert "acc,bc" not in run.document["results"]["all"]
+
+
+@pytest.mark.parametrize("by_size", [True, False])
+def test_a_group_whose_weights_are_not_known_has_no_row(tmp_path: Path, by_size: bool) -> None:
+    """A model that always gives one label is right on half of every balanced task, however tasks are weighed."""
+
+    def one_label(rows: int, seed: int) -> Matrix:
+        made = matrix(rows, seed, labels=2)
+        scores = made.scores + np.array([100.0, 0.0])
+        return Matrix(scores, np.arange(rows) % 2, made.labels)
+
+    unequal = {"physics": one_label(60, 1), "algebra": one_label(24, 2)}
+    equal = {"first": one_label(40, 3), "second": one_label(40, 4)}
+    groups = {"stem": list(unequal), "same": list(equal)}
+    run = calibrate_run(write_output(tmp_path, "m", {**unequal, **equal}, groups=groups, by_size=by_size), BC)
+    [note] = run.notes
+    assert note.startswith("stem: no calibrated row, since the results file does not say whether it weighs its tasks")
+    results = run.document["results"]
+    assert "acc,bc" not in results["stem"]
+    assert results["same"]["acc,bc"] == pytest.approx(np.mean([results[task]["acc,bc"] for task in equal]))
 
 
 def test_a_group_that_is_no_average_of_its_tasks_has_no_row(tmp_path: Path, tasks: dict[str, Matrix]) -> None:
