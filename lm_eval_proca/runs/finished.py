@@ -19,12 +19,21 @@ from lm_eval_proca.calibration.base import Calibrator
 from lm_eval_proca.calibration.registry import CALIBRATORS
 from lm_eval_proca.errors import ScoreTableError
 from lm_eval_proca.files import replacing
-from lm_eval_proca.metrics import LabelCounts, accuracy, labeled, standard_error
+from lm_eval_proca.metrics import standard_error
 from lm_eval_proca.runs.answers import Correct
-from lm_eval_proca.runs.groups import RECALL_SD, SAME, STDERR, add_group_rows, lower_is_better
+from lm_eval_proca.runs.groups import (
+    RAW_ACCURACY,
+    RECALL_SD,
+    SAME,
+    STDERR,
+    add_group_rows,
+    has_unlabeled,
+    lower_is_better,
+)
 from lm_eval_proca.runs.output_folder import ACCURACY, evaluated, mapping, read_document, record_of, samples_file
 from lm_eval_proca.runs.sample_logs import Fields, UnclearTarget, first_lines, known_of, read_log, with_filter
-from lm_eval_proca.scores.fitting import RAW, Fit, fit_all, predictions, recorded, suited
+from lm_eval_proca.scores.fitting import RAW, Fit, fit_all, predictions, recorded
+from lm_eval_proca.scores.record import RunRecord
 from lm_eval_proca.scores.score_table import NO_GOLD, ScoreTable
 
 CALIBRATED_IN_RUN = "calibrated by the run itself"
@@ -89,7 +98,7 @@ def calibrate_run(
     task before the next is read; `done` is called after each sample log.
     """
     run = CalibratedRun(file, read_document(file))
-    counts: dict[str, Mapping[str, LabelCounts]] = {}
+    records: dict[str, RunRecord] = {}
     for name in filter(wanted, run.document["configs"]):
         if (reason := why_unchanged(run.document, name)) is not None:
             run.unchanged.setdefault(reason, []).append(name)
@@ -100,10 +109,11 @@ def calibrate_run(
         else:
             fits, failures = fit_all(table, calibrators if asked else suited(calibrators, len(table.labels)))
             task = FittedTask(name, samples_file(file, name), table, fits)
-            counts[name] = _add_rows(run, task, failures)
+            records[name] = recorded(table, fits, failures)
+            _add_rows(run, task, records[name])
             keep(task)
         done()
-    run.notes.extend(add_group_rows(run.document, counts))
+    run.notes.extend(add_group_rows(run.document, records))
     return run
 
 
@@ -155,30 +165,32 @@ def _read(file: Path, document: Mapping[str, Any], task: str) -> ScoreTable | Sk
         return Skipped(task, f"{path} holds {found} of {expected} documents; it was cut", damaged=True)
     # As lm-eval counts: a document without a gold label is wrong.
     logged = float(np.mean(np.argmax(table.scores, axis=1) == table.gold))
-    measured = document["results"][task].get(f"{ACCURACY},{RAW}", logged)
+    measured = document["results"][task].get(RAW_ACCURACY, logged)
     if not isinstance(measured, (int, float)) or not math.isclose(logged, measured, abs_tol=SAME):
         return Skipped(task, f"{path} does not give the accuracy of {file}", damaged=True)
     return table
 
 
-def _add_rows(run: CalibratedRun, task: FittedTask, failures: Mapping[str, str]) -> Mapping[str, LabelCounts]:
-    """Put the numbers of a task into the document; its labels counted by filter."""
+def _add_rows(run: CalibratedRun, task: FittedTask, record: RunRecord) -> None:
+    """Put the numbers of a task into the document."""
     metrics, config = run.document["results"][task.name], run.document["configs"][task.name]
     gold = task.table.gold_of("eval")
-    record = recorded(task.table, task.fits, failures)
+    labeled = gold != NO_GOLD
     for name, _, predicted in predictions(task.table, task.fits):
-        if name != RAW:
-            known, found = labeled(gold, predicted)
-            metrics[f"{ACCURACY},{name}"] = accuracy(known, found)
-            metrics[f"{STDERR},{name}"] = standard_error(known == found)
+        right = (predicted == gold)[labeled]
+        if len(right) and (name != RAW or (RAW_ACCURACY in metrics and has_unlabeled(record))):
+            metrics[f"{ACCURACY},{name}"] = float(right.mean())
+            metrics[f"{STDERR},{name}"] = standard_error(right) if len(right) > 1 else "N/A"
         metrics[f"{RECALL_SD},{name}"] = record.label_counts[name].recall_sd
     lower_is_better(run.document, task.name)
     config["metadata"] = {**mapping(config, "metadata"), "proca": record.as_json()}
+    if has_unlabeled(record):
+        unlabeled = f"{(~labeled).sum()} of the {len(gold)} documents of {task.name} have no gold label"
+        run.notes.append(f"{unlabeled}; they are calibrated, and no accuracy counts them (lm-eval's raw one did).")
     if task.fits:
         run.calibrated.append(task.name)
     if (reason := task.table.not_finite()) is not None:
         run.skipped.append(Skipped(task.name, reason, damaged=True))
     else:
-        for name, reason in failures.items():
+        for name, reason in record.not_calibrated.items():
             run.failures.setdefault(reason, {}).setdefault(task.name, []).append(name)
-    return record.label_counts

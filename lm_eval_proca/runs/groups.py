@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from lm_eval_proca.metrics import LabelCounts, added
-from lm_eval_proca.runs.output_folder import ACCURACY, evaluated, leaves, record_of
+from lm_eval_proca.metrics import added
+from lm_eval_proca.runs.output_folder import ACCURACY, evaluated, leaves
 from lm_eval_proca.scores.fitting import RAW
+from lm_eval_proca.scores.record import RunRecord
 
 STDERR, RECALL_SD = f"{ACCURACY}_stderr", "recall_sd"
 """Of lm-eval's metrics, `acc_norm` and the like mean nothing for calibrated scores and stay on the raw row."""
@@ -20,47 +21,43 @@ RAW_ACCURACY = f"{ACCURACY},{RAW}"
 SAME = 1e-9
 """Two sums of the same numbers in another order differ by less."""
 
-Counts = Mapping[str, Mapping[str, LabelCounts]]
-"""By task and filter."""
+Records = Mapping[str, RunRecord]
+"""Of the tasks that were calibrated after the run, by their names."""
 
 
-def add_group_rows(document: dict[str, Any], counts: Counts) -> list[str]:
+def add_group_rows(document: dict[str, Any], records: Records) -> list[str]:
     """Give every group of a results file the rows that its tasks have got; a sentence for each that it cannot have."""
     notes: list[str] = []
     results = document["results"]
     for group in document.get("group_subtasks") or {}:
         tasks = [task for task in leaves(document["group_subtasks"], group) if RAW_ACCURACY in results.get(task, {})]
-        calibrated = [task for task in tasks if task in counts]
+        calibrated = [task for task in tasks if task in records]
         if group in tasks or RAW_ACCURACY not in results.get(group, {}) or not calibrated:
             continue
         sizes = [evaluated(document, task) for task in tasks]
-        by_size = _weighs_by_size(results[group][RAW_ACCURACY], [results[task][RAW_ACCURACY] for task in tasks], sizes)
-        if isinstance(by_size, str):
-            notes.append(f"{group}: no calibrated row, since {by_size}.")
+        try:
+            by_size = _weighs_by_size(results, group, tasks, sizes, records)
+        except _Unknown as reason:
+            notes.append(f"{group}: no calibrated row, since {reason}.")
             continue
-        for name in dict.fromkeys(name for task in calibrated for name in counts[task]):
+        for name in dict.fromkeys(name for task in calibrated for name in records[task].label_counts):
             missing = [task for task in tasks if f"{ACCURACY},{name}" not in results[task]]
             if missing:
-                some = ", ".join(missing[:5]) + (", …" if len(missing) > 5 else "")
-                notes.append(
-                    f"{group}: no row for {name}, since {len(missing)} of the {len(tasks)} tasks in its raw row have "
-                    f"none ({some})."
-                )
+                of = f"{len(missing)} of the {len(tasks)} tasks in its raw row"
+                notes.append(f"{group}: no row for {name}, since {of} have none ({_some(missing)}).")
                 continue
             row = {} if name == RAW else _average(name, [results[task] for task in tasks], sizes, by_size)
-            if calibrated == tasks and (deviation := _recall_sd(document, tasks, counts, name)) is not None:
-                row[f"{RECALL_SD},{name}"] = deviation
+            if calibrated == tasks and len({records[task].labels for task in tasks}) == 1:
+                row[f"{RECALL_SD},{name}"] = added(records[task].label_counts[name] for task in tasks).recall_sd
                 lower_is_better(document, group)
             results[group].update(row)
             (document.get("groups") or {}).get(group, {}).update(row)
     return notes
 
 
-def _recall_sd(document: Mapping[str, Any], tasks: Sequence[str], counts: Counts, name: str) -> float | None:
-    """Over all documents of the tasks; None where their labels differ."""
-    if len({record_of(document["configs"][task], task).labels for task in tasks}) > 1:
-        return None
-    return added(counts[task][name] for task in tasks).recall_sd
+def has_unlabeled(record: RunRecord) -> bool:
+    """Whether documents without a gold label were evaluated; lm-eval counts them as wrong."""
+    return record.label_counts[RAW].documents != record.eval_rows
 
 
 def lower_is_better(document: dict[str, Any], name: str) -> None:
@@ -68,32 +65,41 @@ def lower_is_better(document: dict[str, Any], name: str) -> None:
     document.setdefault("higher_is_better", {}).setdefault(name, {})[RECALL_SD] = False
 
 
-def _weighs_by_size(raw: float, values: Sequence[float], sizes: Sequence[Any]) -> bool | str:
-    """Whether a group weighs its tasks by their documents, or why that is not known.
+class _Unknown(Exception):
+    """Why a group's average cannot be made, in words."""
 
-    A results file of lm-eval does not have the group's `weight_by_size`; only its raw average can show it.
+
+def _weighs_by_size(
+    results: Mapping[str, Any], group: str, tasks: Sequence[str], sizes: Sequence[Any], records: Records
+) -> bool:
+    """Whether a group weighs its tasks by their documents.
+
+    No results file of lm-eval has the group's `weight_by_size`; only its raw average can show it.
     """
     if not all(isinstance(size, int) and size > 0 for size in sizes):
-        return "the results file does not say how many documents its tasks have"
+        raise _Unknown("the results file does not say how many documents its tasks have")
+    if partly := [task for task in tasks if task in records and has_unlabeled(records[task])]:
+        raise _Unknown(f"its raw row counts documents without a gold label as wrong ({_some(partly)})")
+    raw, values = results[group][RAW_ACCURACY], [results[task][RAW_ACCURACY] for task in tasks]
     by_size = math.isclose(raw, np.average(values, weights=sizes), abs_tol=SAME)
     alike = math.isclose(raw, np.mean(values), abs_tol=SAME)
+    if not by_size and not alike:
+        raise _Unknown("its raw accuracy is not the average of its tasks")
     if by_size and alike and len(set(sizes)) > 1:
-        return (
-            "the results file does not say whether it weighs its tasks by size, and its raw accuracy is the same "
-            "either way"
-        )
-    return by_size if by_size or alike else "its raw accuracy is not the average of its tasks"
+        either = "and its raw accuracy is the same either way"
+        raise _Unknown(f"the results file does not say whether it weighs its tasks by size, {either}")
+    return by_size
+
+
+def _some(tasks: Sequence[str]) -> str:
+    return ", ".join(tasks[:5]) + (", …" if len(tasks) > 5 else "")
 
 
 def _average(name: str, tasks: Sequence[Mapping[str, Any]], sizes: Sequence[Any], by_size: bool) -> dict[str, Any]:
     from lm_eval.api.metrics import aggregate_subtask_metrics, pooled_sample_stderr, unweighted_mean_stderr
 
     stderrs = [task[f"{STDERR},{name}"] for task in tasks]
-    stderr = (
-        "N/A"
-        if "N/A" in stderrs
-        else float(pooled_sample_stderr(stderrs, sizes) if by_size else unweighted_mean_stderr(stderrs))
-    )
-    accuracies = [task[f"{ACCURACY},{name}"] for task in tasks]
-    average = aggregate_subtask_metrics(accuracies, sizes if by_size else [1] * len(tasks), by_size)
-    return {f"{ACCURACY},{name}": float(average), f"{STDERR},{name}": stderr}
+    known = "N/A" not in stderrs
+    stderr = known and float(pooled_sample_stderr(stderrs, sizes) if by_size else unweighted_mean_stderr(stderrs))
+    average = aggregate_subtask_metrics([task[f"{ACCURACY},{name}"] for task in tasks], sizes, by_size)
+    return {f"{ACCURACY},{name}": float(average), f"{STDERR},{name}": stderr if known else "N/A"}

@@ -95,7 +95,8 @@ class SampleLog:
     def table(self, known: Mapping[str, Any]) -> ScoreTable:
         """Scores and gold labels; `known` is where they come from."""
         fixed, count, gold = self.has_fixed_labels, len(self.samples), self.gold()
-        labels = self.samples[0].choices if fixed else [f"choice {k + 1}" for k in range(len(self.samples[0].choices))]
+        positions = tuple(f"choice {k + 1}" for k in range(len(self.samples[0].choices)))
+        in_order = sorted((one.doc_id, one.doc_hash, label) for one, label in zip(self.samples, gold, strict=True))
         return ScoreTable(
             role=np.full(count, "eval"),
             index=np.array([sample.doc_id for sample in self.samples], dtype=np.int64),
@@ -104,20 +105,13 @@ class SampleLog:
             scores=np.array([sample.scores for sample in self.samples], dtype=np.float64),
             record=RunRecord(
                 **known,
-                labels=tuple(labels),
+                labels=self.samples[0].choices if fixed else positions,
                 labels_are_positions=not fixed,
                 eval_rows=count,
                 estimate_size=0,
-                documents_hash=self._documents_hash(gold),
+                documents_hash=documents_hash(one[1:] for one in in_order),
             ),
         )
-
-    def _documents_hash(self, gold: Sequence[int]) -> str | None:
-        """As a run records it; None of logs of an older lm-eval, which hash no documents."""
-        if any(sample.doc_hash == "None" for sample in self.samples):
-            return None
-        in_order = sorted(zip(self.samples, gold, strict=True), key=lambda pair: pair[0].doc_id)
-        return documents_hash((sample.doc_hash, label) for sample, label in in_order)
 
 
 def read_samples(path: str | Path) -> ScoreTable:

@@ -12,6 +12,7 @@ from scipy.special import log_softmax
 from sklearn.metrics import recall_score
 
 from lm_eval_proca.errors import ResultsError
+from lm_eval_proca.runs.answers import read_correct
 from lm_eval_proca.runs.finished import (
     CALIBRATED_IN_RUN,
     NO_CHOICES,
@@ -119,6 +120,48 @@ def test_a_group_that_is_no_average_of_its_tasks_has_no_row(tmp_path: Path, task
     run = calibrate_run(file, BC)
     assert run.notes == ["stem: no calibrated row, since its raw accuracy is not the average of its tasks."]
     assert "acc,bc" in run.document["results"]["all"]
+
+
+def test_documents_without_a_gold_label_are_calibrated_and_counted_by_no_row(
+    tmp_path: Path, tasks: dict[str, Matrix]
+) -> None:
+    part = tasks["other"]._replace(gold=np.where(np.arange(110) % 4, tasks["other"].gold, -1))
+    file = write_output(tmp_path / "in", "m", {**tasks, "other": part}, groups=GROUPS)
+    run = written(file, tmp_path / "out")
+    results = run.document["results"]
+    known = part.gold >= 0
+    for name, predicted in {"none": part.scores.argmax(axis=1), "bc": by_hand(part)}.items():
+        right = (predicted == part.gold)[known]
+        assert results["other"][f"acc,{name}"] == pytest.approx(right.mean())
+        assert results["other"][f"acc_stderr,{name}"] == pytest.approx(right.std(ddof=1) / len(right) ** 0.5)
+    assert run.notes == [
+        "28 of the 110 documents of other have no gold label; they are calibrated, and no accuracy counts them "
+        "(lm-eval's raw one did).",
+        "all: no calibrated row, since its raw row counts documents without a gold label as wrong (other).",
+    ]
+    assert "acc,bc" in results["stem"]
+    [log] = (tmp_path / "out").glob("samples_other_*")
+    lines = [json.loads(line) for line in log.read_text().splitlines()][110:]
+    assert [line.get("acc") for line in lines] == [
+        float(a == b) if b >= 0 else None for a, b in zip(by_hand(part), part.gold, strict=True)
+    ]
+    assert read_correct(log).by_filter["bc"].tolist() == (by_hand(part) == part.gold)[known].tolist()
+
+
+def test_a_task_without_any_gold_label_has_predictions_and_no_accuracy(
+    tmp_path: Path, tasks: dict[str, Matrix]
+) -> None:
+    without = tasks["physics"]._replace(gold=np.full(60, -1))
+    file = write_output(tmp_path / "in", "m", {"physics": without})
+    run = written(file, tmp_path / "out")
+    assert run.calibrated == ["physics"]
+    assert "acc,bc" not in run.document["results"]["physics"]
+    assert run.notes[0].startswith("60 of the 60 documents of physics have no gold label")
+    [log] = (tmp_path / "out").iterdir()
+    lines = [json.loads(line) for line in log.read_text().splitlines()][60:]
+    predicted = [np.argmax([float(score) for score, _ in line["filtered_resps"]]) for line in lines]
+    assert predicted == by_hand(without).tolist()
+    json.dumps(run.document, allow_nan=False)
 
 
 def test_bias_is_recorded_before_and_after(tmp_path: Path, tasks: dict[str, Matrix]) -> None:
