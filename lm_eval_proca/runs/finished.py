@@ -32,7 +32,7 @@ from lm_eval_proca.runs.groups import (
 )
 from lm_eval_proca.runs.output_folder import ACCURACY, evaluated, mapping, read_document, record_of, samples_file
 from lm_eval_proca.runs.sample_logs import Fields, UnclearTarget, first_lines, known_of, read_log, with_filter
-from lm_eval_proca.scores.fitting import RAW, Fit, fit_all, predictions, recorded
+from lm_eval_proca.scores.fitting import RAW, Fit, fit_all, predictions, recorded, suited
 from lm_eval_proca.scores.record import RunRecord
 from lm_eval_proca.scores.score_table import NO_GOLD, ScoreTable
 
