@@ -33,7 +33,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, Dynam
 
 from lm_eval_proca.distributed import collective
 from lm_eval_proca.errors import ModelError
-from lm_eval_proca.models.hidden_states import Layer, hidden_states_at, readers_of
+from lm_eval_proca.models.hidden_states import Layer, check_layers, hidden_states_at, readers_of
 from lm_eval_proca.models.prefix_tree import Answer, Group, Limits, Pass, Request, plan
 from lm_eval_proca.models.sampling import can_decode, decoding_loop
 from lm_eval_proca.models.sharing import TOLERANCE, CannotShare, LogLikelihood, SharedPrefix, TokenizedRequest, logger
@@ -157,6 +157,8 @@ class SharedPrefixLM(SharedPrefix, HFLM):
         width): the states at the position that predicts the first token of its continuation, or None where they were
         not computed."""
         self._layers = {number: request.layers for number, request in enumerate(requests) if hasattr(request, "layers")}
+        for layers in set(self._layers.values()):
+            check_layers(layers, self.model.config.get_text_config(decoder=True).num_hidden_layers)
         self._hidden_states: dict[int, np.ndarray] = {}
         answers = super().loglikelihood(requests, disable_tqdm=disable_tqdm)
         for number in self._layers:
