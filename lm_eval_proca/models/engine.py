@@ -1,4 +1,4 @@
-"""What models have in common that leave prefixes to an engine with a cache of its own: questions in, answers out."""
+"""Models that leave common prefixes to an engine with its own cache: questions in, answers out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lm_eval_proca.models.prefix_tree import Request
 from lm_eval_proca.models.sharing import TOLERANCE, CannotShare, LogLikelihood, SharedPrefix, TokenizedRequest, logger
 
 BLOCK_SIZE = 32
-"""An engine keeps prefixes in blocks of so many tokens, and computes again what does not fill one."""
+"""Tokens of the blocks in which an engine keeps prefixes; it computes again what does not fill one."""
 
 
 class EngineLM(SharedPrefix):

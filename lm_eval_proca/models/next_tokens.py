@@ -1,4 +1,4 @@
-"""What to ask an engine that tells the next token behind a prompt, and how its answers become log-likelihoods.
+"""What to ask an engine that predicts the next token of a prompt, and how its answers become log-likelihoods.
 
 An engine that serves many users (vLLM) keeps the beginnings of prompts by itself. It reads them when it is asked for
 the *next* token, not when it is asked to score the tokens *of* a prompt, which is how lm-eval asks. So the prefix tree
@@ -40,15 +40,15 @@ class Questions(NamedTuple):
     answers: list[Answer]
 
 
-def questions(requests: Sequence[Request], numbers: Iterable[int], most: int = MAX_TOKENS) -> Questions:
-    """All that must be asked to answer the requests of the given numbers; a question names at most `most` tokens."""
+def questions(requests: Sequence[Request], numbers: Iterable[int], max_tokens: int = MAX_TOKENS) -> Questions:
+    """All that must be asked to answer the requests of the given numbers; a question names at most `max_tokens`."""
     asked: dict[tuple[bytes, int], Question] = {}
     found: dict[int, list[tuple[bytes, int]]] = {}
     for branch in branches(requests, numbers):
         for number, length in branch.requests:
             ends = range(len(branch) - length + 1, len(branch) + 1)
             found[number] = [
-                _ask(asked, branch.tokens[:end], token, most)
+                _ask(asked, branch.tokens[:end], token, max_tokens)
                 for end, token in zip(ends, requests[number].continuation, strict=True)
             ]
     order = sorted(asked)
@@ -59,14 +59,14 @@ def questions(requests: Sequence[Request], numbers: Iterable[int], most: int = M
     )
 
 
-def _ask(asked: dict[tuple[bytes, int], Question], prompt: Tokens, token: int, most: int) -> tuple[bytes, int]:
+def _ask(asked: dict[tuple[bytes, int], Question], prompt: Tokens, token: int, max_tokens: int) -> tuple[bytes, int]:
     """Add a token to the question with this prompt, or to a further one where that is full; the key of the question."""
     start, part = sort_key(prompt), 0
     while True:
         question = asked.setdefault((start, part), Question(prompt, []))
         if token in question.tokens:
             return start, part
-        if len(question.tokens) < most:
+        if len(question.tokens) < max_tokens:
             question.tokens.append(token)
             return start, part
         part += 1

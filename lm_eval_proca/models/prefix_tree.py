@@ -132,11 +132,6 @@ class Row:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    @property
-    def is_chain(self) -> bool:
-        """Whether every token follows all tokens before it, as in plain text."""
-        return all(len(ancestors) == start for ancestors, start, _ in self.chains)
-
     def foreign_before(self, place: int, prefix: int) -> int:
         """Tokens of the row that stand between this one and the beginning of its prompt, and are no part of it."""
         ancestors, start, _ = next(chain for chain in self.chains if place < chain[2])
@@ -161,8 +156,8 @@ class Pass:
 
     @cached_property
     def is_plain(self) -> bool:
-        """Whether the usual causal mask and the usual positions are right for every row."""
-        return all(row.is_chain for row in self.rows)
+        """Whether in every row each token follows all tokens before it, as in plain text."""
+        return all(len(ancestors) == start for row in self.rows for ancestors, start, _ in row.chains)
 
     @cached_property
     def longest(self) -> int:

@@ -54,11 +54,14 @@ def _ends_are_seen(tokenizer: PreTrainedTokenizerBase, stop: Sequence[str], eos:
 
     Behind any other end, and in visible padding, stock's text depends on when the other rows of the batch end.
     """
-    special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    try:
+        special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    except NotImplementedError:  # mistral-common's tokenizers do not tell
+        return False
     hidden = {*special, *tokenizer.all_special_ids} - {*(eos if isinstance(eos, list) else [eos])}
-    return not tokenizer.decode([tokenizer.pad_token_id], skip_special_tokens=True) and not any(
-        _overlap(sequence, str(tokenizer.decode([number]))) for sequence in stop for number in hidden
-    )
+    texts = [str(tokenizer.decode([number])) for number in hidden]
+    pads = tokenizer.decode([tokenizer.pad_token_id], skip_special_tokens=True)
+    return not pads and not any(_overlap(sequence, text) for sequence in stop for text in texts)
 
 
 def _overlap(a: str, b: str) -> bool:

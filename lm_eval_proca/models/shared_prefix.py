@@ -1,4 +1,4 @@
-"""hf-shared-prefix: lm-eval's Hugging Face model, at the cost of the tokens that are new.
+"""hf-shared-prefix: lm-eval's Hugging Face model, which computes every common beginning of prompts once.
 
 All requests of a classification task begin with the same instruction and demonstrations, and all labels of a document
 with the same prompt. Stock `hf` computes the whole prompt for every document, and logits at every position of it.
@@ -7,9 +7,10 @@ once, then documents as short continuations of it, one after the other in a row.
 the prefix and its own ancestors, in layers of sliding attention only those within the window; position ids put it
 where it stands in its own prompt. The model's own forward pass computes logits, only where a prediction is wanted.
 
-Whether a model does what mask, positions and cache ask of it is not taken on trust: a common prefix is encoded by a
-plain pass over one whole request, and the same request scored among others must give the same log-probabilities. If it
-does not, or the model cannot be asked, HFLM's own method scores the requests and one log line says why.
+A model must do what mask, positions and cache ask of it. So where a row is of a new kind, or longer than all rows of
+its kind before, a plain pass over one of its requests must give the same log-probabilities. A common prefix is read by
+such a pass, which makes most checks free. If a check fails, HFLM's own method scores the requests and a log line says
+why.
 """
 
 from __future__ import annotations
@@ -46,15 +47,11 @@ MAX_LOGITS = 2**25
 
 
 class CannotSlide(Exception):
-    """The same, of prompts that are longer than the model's attention window."""
+    """CannotShare, of prompts that are longer than the model's attention window."""
 
 
 class OutOfMemory(Exception):
-    """A forward pass was too large for the memory that is free now."""
-
-    def __init__(self, reason: Exception) -> None:
-        super().__init__(str(reason))
-        self.reason = reason
+    """A forward pass was too large for the memory that is free now; holds the error of the model."""
 
 
 class Predictions(NamedTuple):
@@ -173,17 +170,9 @@ class SharedPrefixLM(SharedPrefix, HFLM):
     def _answers(self, requests: list[TokenizedRequest], disable_tqdm: bool) -> Iterator[tuple[int, LogLikelihood]]:
         """Answers, with the numbers of their requests, for all requests that can share."""
         longest = self._longest_shared_input()
-        inputs = [
-            # From the left, as HFLM cuts; a cut prompt begins elsewhere and so shares nothing.
-            Request((context + continuation)[-(self.max_length + 1) :][:-1], continuation)
-            for _, context, continuation in requests
-        ]
-        for (text, context, continuation), request in zip(requests, inputs, strict=True):
-            if not context or not continuation or request.first_scored < 0:
-                raise ModelError(
-                    f"hf-shared-prefix: the request {text!r} has {len(context)} context and {len(continuation)} "
-                    f"continuation tokens, but both must be there and the continuation at most {self.max_length} long."
-                )
+        for layers in set(self._layers.values()):
+            check_layers(layers, len(self._readers) - 1)
+        inputs = [self._input(*request) for request in requests]
         numbers = [number for number, request in enumerate(inputs) if len(request.tokens) <= longest]
         if len(numbers) < len(inputs):
             self._say_once(
@@ -195,29 +184,24 @@ class SharedPrefixLM(SharedPrefix, HFLM):
             scored=max(1, MAX_LOGITS // self.vocab_size),
             prompts=None if self.batch_size == "auto" else self.batch_size,
         )
-        with tqdm(
-            total=len(numbers), disable=disable_tqdm or self.rank != 0, desc="Running loglikelihood requests"
-        ) as progress:
+        silent = disable_tqdm or self.rank != 0
+        with tqdm(total=len(numbers), disable=silent, desc="Running loglikelihood requests") as progress:
             while numbers:
                 done: set[int] = set()
                 try:
-                    for group in plan(inputs, numbers, limits):
-                        for scored, predictions in self._scored_passes(group, inputs):
-                            self._keep_hidden_states(scored, predictions)
-                            for number, answer in _read_answers(scored, predictions.log_probs, inputs):
-                                if math.isnan(answer[0]) and limits.prompts != 1:
-                                    continue  # perhaps a neighbour's: no mask stops it, as 0 x NaN is NaN
-                                if requests[number][0] is not None:
-                                    self.cache_hook.add_partial("loglikelihood", requests[number][0], answer)
-                                progress.update(1)
-                                done.add(number)
-                                yield number, answer
+                    for number, answer in self._scored(plan(inputs, numbers, limits), inputs):
+                        if math.isnan(answer[0]) and limits.prompts != 1:
+                            continue  # perhaps a neighbour's: no mask stops it, as 0 x NaN is NaN
+                        self.cache_hook.add_partial("loglikelihood", requests[number][0], answer)
+                        progress.update(1)
+                        done.add(number)
+                        yield number, answer
                     limits = limits._replace(prompts=1)  # for what is left
                 except OutOfMemory as error:
                     if limits.tokens == 1:  # one request is too much: nothing is left to halve
-                        raise error.reason from None
+                        raise error.args[0] from None
                     limits = limits.halved()
-                    logger.warning(f"hf-shared-prefix goes on with passes of {limits.tokens} tokens: {error.reason}")
+                    logger.warning(f"hf-shared-prefix goes on with passes of {limits.tokens} tokens: {error}")
                 except CannotSlide as reason:
                     self._slides = False
                     self._say_once(
@@ -226,14 +210,28 @@ class SharedPrefixLM(SharedPrefix, HFLM):
                     numbers = [number for number in numbers if len(inputs[number].tokens) <= self._window.length]
                 numbers = [number for number in numbers if number not in done]
 
-    def _keep_hidden_states(self, scored: Pass, predictions: Predictions) -> None:
-        for answer in scored.answers:
-            if answer.request in self._layers:
-                states = [predictions.hidden_states[layer][answer.places[0]] for layer in self._layers[answer.request]]
-                self._hidden_states[answer.request] = torch.stack(states).cpu().numpy()
+    def _input(self, text: tuple[str, str], context: list[int], continuation: list[int]) -> Request:
+        """A request, cut from the left as HFLM cuts it."""
+        request = Request((context + continuation)[-(self.max_length + 1) :][:-1], continuation)
+        if not context or not continuation or request.first_scored < 0:
+            raise ModelError(
+                f"hf-shared-prefix: the request {text!r} has {len(context)} context and {len(continuation)} "
+                f"continuation tokens, but both must be there and the continuation at most {self.max_length} long."
+            )
+        return request
+
+    def _scored(self, groups: list[Group], requests: list[Request]) -> Iterator[tuple[int, LogLikelihood]]:
+        """The answers of all passes with the numbers of their requests; hidden states are kept."""
+        for group in groups:
+            for scored, (log_probs, states) in self._scored_passes(group, requests):
+                for answer in scored.answers:
+                    if layers := self._layers.get(answer.request):
+                        found = torch.stack([states[layer][answer.places[0]] for layer in layers])
+                        self._hidden_states[answer.request] = found.cpu().numpy()
+                yield from _read_answers(scored, log_probs, requests)
 
     def _longest_shared_input(self) -> int:
-        """Inputs up to this length can share. Raises where none can, as far as that is known without trying."""
+        """The length up to which inputs can share; CannotShare where a look at the model shows that none can."""
         if self.backend != "causal":
             raise CannotShare("an encoder-decoder model has no common prefix to keep")
         if not self.logits_cache:
@@ -241,12 +239,12 @@ class SharedPrefixLM(SharedPrefix, HFLM):
         config = self.model.config
         if config._attn_implementation not in ("sdpa", "eager"):
             raise CannotShare(
-                f"attention masks of its own need attn_implementation=sdpa or eager, not {config._attn_implementation}"
+                f"our attention masks need attn_implementation=sdpa or eager, not {config._attn_implementation}"
             )
         layers = DynamicCache(config=config).layers
         if unknown := {type(layer).__name__ for layer in layers} - {"DynamicLayer", "DynamicSlidingWindowLayer"}:
             raise CannotShare(f"its cache is not one of keys and values by position ({', '.join(sorted(unknown))})")
-        # Windows that no mask of ours can show, and chunks of attention: within them, attention is plain.
+        # Windows that our masks cannot show, and chunks of attention: within them, attention is plain.
         windows = [layer.sliding_window for layer in layers if isinstance(layer, DynamicSlidingWindowLayer)]
         lengths = [length for length in windows if not self._slides or length != self._window.length]
         text = config.get_text_config(decoder=True)
@@ -259,7 +257,7 @@ class SharedPrefixLM(SharedPrefix, HFLM):
 
     @functools.cached_property
     def _window(self) -> Window:
-        """The window that all sliding layers have in common; without end where there is none."""
+        """The window that all sliding layers have in common; an endless one where there is none."""
         config = self.model.config.get_text_config(decoder=True)
         lengths = {getattr(layer, "sliding_window", None) for layer in DynamicCache(config=config).layers}
         length = getattr(config, "sliding_window", None)  # chunks of attention stand elsewhere
@@ -376,7 +374,7 @@ class SharedPrefixLM(SharedPrefix, HFLM):
             ):
                 logits = self.model(inputs, logits_to_keep=keep, **kwargs).logits
         except Exception as error:  # whatever the model's own code raises when it is asked for something unusual
-            if is_out_of_memory(error):
+            if _is_out_of_memory(error):
                 raise OutOfMemory(error) from None
             raise CannotShare(f"its forward pass fails with {type(error).__name__}: {error}") from error
         if logits.shape[:2] != (len(inputs), len(keep)):
@@ -408,7 +406,7 @@ def _close_process_group() -> None:
         dist.destroy_process_group()
 
 
-def is_out_of_memory(error: Exception) -> bool:
+def _is_out_of_memory(error: Exception) -> bool:
     """Accelerators raise a class of their own; the CPU's allocator only says so."""
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
 

@@ -1,8 +1,8 @@
 """What every `…-shared-prefix` model promises: the numbers of the stock model, or the stock model itself.
 
 A model of ours is a stock model of lm-eval with another way to score. It answers the requests that it can answer from
-shared computations, and leaves the others to stock. It shows on the first requests of a run that its numbers are
-stock's; where they are not, one log line says why, and stock scores everything.
+shared computations, and leaves the others to stock. It compares its numbers with stock's when it computes something
+for the first time; where they differ, one log line says why, and stock scores everything.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lm_eval.api.model import TemplateLM
 
 logger = logging.getLogger("lm_eval.proca")
 
-# How far log-probabilities of one request may lie apart when computed in two ways, anywhere in the vocabulary.
+# How far log-probabilities of one request, anywhere in the vocabulary, may differ between two ways to compute them.
 TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.5}
 
 LogLikelihood = tuple[float, bool]  # and whether the continuation is the greedy one
@@ -31,7 +31,7 @@ class CannotShare(Exception):
 
 
 class SharedPrefix(TemplateLM):
-    """Stands before a stock model among the bases of a class; `NAME` and `STOCK` are what `--model` calls the two."""
+    """The first base of a class, before a stock model; `NAME` and `STOCK` are what `--model` calls the two."""
 
     NAME: str
     STOCK: str

@@ -116,7 +116,7 @@ def generate(
 ) -> dict[str, Any]:
     """Write an estimate set for `task` to `path`, or go on with one that was begun; returns its provenance."""
     path = Path(path)
-    partial = path.with_name(f"{path.name}.partial")
+    partial = path.parent / f"{path.name}.partial"
     identity = generation_identity(task, model, wanted)
     finished = _provenance(path)
     if finished is not None:

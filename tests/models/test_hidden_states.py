@@ -70,6 +70,12 @@ def test_a_model_that_is_scored_by_stock_gives_none(tokenizer: PreTrainedTokeniz
     assert [request.hidden_states for request in requests[:: len(LABELS)]] == [None] * 3
 
 
+def test_a_layer_with_two_names_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
+    ours = SharedPrefixLM(make_model("llama", len(tokenizer)), tokenizer=tokenizer)
+    with pytest.raises(ModelError, match=r"^proca.layers=1/0.5 names a layer of this model of 2 layers twice \(1/1\)"):
+        ours.loglikelihood(asked(task(2), (1, 0.5)), disable_tqdm=True)
+
+
 def test_layers_are_indices_or_fractions_of_the_depth() -> None:
     assert [layer_index(layer, 30) for layer in (0, 1, 30, 0.5, 2 / 3, -1, -30)] == [0, 1, 30, 15, 20, 30, 1]
     with pytest.raises(ModelError, match="no layer 31 in a model of 30 layers"):

@@ -19,8 +19,8 @@ def request(context: list[int], continuation: list[int]) -> Request:
     return Request([*context, *continuation][:-1], continuation)
 
 
-def asked(requests: list[Request], most: int = 128) -> list[tuple[list[int], list[int]]]:
-    return [(one.prompt.tolist(), one.tokens) for one in questions(requests, range(len(requests)), most).asked]
+def asked(requests: list[Request], max_tokens: int = 128) -> list[tuple[list[int], list[int]]]:
+    return [(one.prompt.tolist(), one.tokens) for one in questions(requests, range(len(requests)), max_tokens).asked]
 
 
 def test_labels_of_one_token_are_one_question_for_a_document() -> None:
@@ -51,7 +51,7 @@ def test_a_document_that_continues_another_is_asked_after_it() -> None:
 
 def test_more_tokens_than_an_engine_takes_are_asked_in_parts() -> None:
     requests = [request(CONTEXT, [label]) for label in range(100, 105)]
-    assert asked(requests, most=2) == [(CONTEXT, [100, 101]), (CONTEXT, [102, 103]), (CONTEXT, [104])]
+    assert asked(requests, max_tokens=2) == [(CONTEXT, [100, 101]), (CONTEXT, [102, 103]), (CONTEXT, [104])]
 
 
 def test_only_the_chosen_requests_are_asked() -> None:
@@ -82,10 +82,10 @@ sequences = st.lists(st.integers(0, 5), min_size=1, max_size=4)
 
 @given(st.lists(st.tuples(sequences, sequences), min_size=1, max_size=12), st.integers(1, 3), st.randoms())
 def test_any_list_of_requests_gets_what_token_by_token_scoring_gives(
-    pairs: list[tuple[list[int], list[int]]], most: int, rnd: random.Random
+    pairs: list[tuple[list[int], list[int]]], max_tokens: int, rnd: random.Random
 ) -> None:
     requests = [request(context, continuation) for context, continuation in pairs]
-    plan = questions(requests, range(len(requests)), most)
+    plan = questions(requests, range(len(requests)), max_tokens)
     order = list(range(len(plan.asked)))
     rnd.shuffle(order)
     answers = dict(read_answers(plan, requests, engine(plan, order)))

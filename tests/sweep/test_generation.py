@@ -314,7 +314,11 @@ def in_a_folder_that_takes_no_files(folder: Path) -> Path:
     return Path("/proc/made.jsonl")  # nor from root, whom permissions do not stop
 
 
-@pytest.mark.parametrize("place", [no_file, below_a_file, no_file_for_rounds, in_a_folder_that_takes_no_files])
+def no_name(folder: Path) -> Path:
+    return Path(".")
+
+
+@pytest.mark.parametrize("place", [no_file, no_name, below_a_file, no_file_for_rounds, in_a_folder_that_takes_no_files])
 def test_a_place_that_cannot_be_written_is_told_before_the_model_is_loaded(
     data_dir: Path, writer: Path, tmp_path: Path, monkeypatch, capsys, place
 ):
