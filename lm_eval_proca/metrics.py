@@ -215,11 +215,11 @@ class LabelCounts(NamedTuple):
 
     @property
     def predicted_share(self) -> list[float]:
-        return [count / self.documents for count in self.predicted]
+        return [count / max(1, self.documents) for count in self.predicted]
 
     @property
     def gold_share(self) -> list[float]:
-        return [count / self.documents for count in self.gold]
+        return [count / max(1, self.documents) for count in self.gold]
 
     @property
     def recall(self) -> list[float | None]:

@@ -27,11 +27,11 @@ from lm_eval_proca.scores.fitting import (
     recalibrate,
     role_to_fit,
 )
-from lm_eval_proca.scores.score_table import ScoreTable
+from lm_eval_proca.scores.score_table import NO_GOLD, ScoreTable
 
 HEADINGS = {"accuracy": "accuracy", "macro_f1": "macro-F1", "brier": "Brier", "calibration_error": "calibration error"}
-ESTIMATED = "own estimate"
-"""Of its accuracy, which a fit makes without labels."""
+ESTIMATED = "estimated accuracy"
+"""What a fit expects of its accuracy, without labels."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -76,19 +76,9 @@ def run(args: argparse.Namespace) -> int:
         )
     written: list[dict[str, Any]] = []
     fitted: list[Calibrator] = []
-    status = 0
     for path, table, calibrators in runs:
-        print(f"{_headline(table)}\n{path}")
         measured, failures = recalibrate(table, calibrators)
-        print(text_table([_printed(row) for row in measured]))
-        for note in _notes(table, measured, failures):
-            print(f"note: {note}")
-        if args.bias or len(runs) == 1:
-            print("\n" + text_table(_label_rows(table, measured)))
-        print()
-        if (reason := table.not_finite()) is not None:
-            print(f"lm-eval-proca calibrate: {path} lacks calibrated rows. {reason}.", file=sys.stderr)
-            status = 1
+        _print(path, table, measured, failures, by_label=args.bias or len(runs) == 1)
         written += [_row(str(path), table, row) for row in measured]
         fitted += [row.fit.calibrator for row in measured if row.fit is not None]
     if args.output is not None:
@@ -102,7 +92,21 @@ def run(args: argparse.Namespace) -> int:
             )
         fitted[0].save(args.save)
         print(f"calibrator saved to {args.save}", file=sys.stderr)
-    return status
+    return 1 if any(table.not_finite() for _, table, _ in runs) else 0
+
+
+def _print(
+    path: Path, table: ScoreTable, measured: Sequence[Measured], failures: Mapping[str, str], *, by_label: bool
+) -> None:
+    print(f"{_headline(table)}\n{path}")
+    print(text_table([_printed(row) for row in measured]))
+    for note in _notes(table, measured, failures):
+        print(f"note: {note}")
+    if by_label and measured[0].bias.documents:
+        print("\n" + text_table(_label_rows(table, measured)))
+    print()
+    if (reason := table.not_finite()) is not None:
+        print(f"lm-eval-proca calibrate: {path} lacks calibrated rows. {reason}.", file=sys.stderr)
 
 
 def _is_output_of_lm_eval(path: str) -> bool:
@@ -161,6 +165,10 @@ def _notes(table: ScoreTable, measured: Sequence[Measured], failures: Mapping[st
     notes += in_words(failures)
     for row in measured:
         notes += [f"{row.name}: {warning}" for warning in _report(row).get("warnings", ())]
+    if unlabeled := int((table.gold_of("eval") == NO_GOLD).sum()):
+        notes.append(
+            f"{unlabeled} evaluation rows have no gold label; they are calibrated, and no measure counts them."
+        )
     if table.record.labels_are_positions:
         notes.append("the choices differ from document to document, so what is calibrated is their position.")
     return notes

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
 from lm_eval_proca.calibration.base import Calibrator
-from lm_eval_proca.compare.formats.tabular import write_file
 from lm_eval_proca.errors import ResultsError
+from lm_eval_proca.files import replacing
 from lm_eval_proca.runs.finished import (
     CalibratedRun,
     FittedTask,
@@ -25,6 +27,10 @@ from lm_eval_proca.runs.output_folder import RESULT_FILE, result_files, samples_
 
 NAMED = 5
 """So many tasks are named where a sentence is about many."""
+
+
+class CannotWrite(ResultsError):
+    """An --output that takes no files: no other result could be written either."""
 
 
 def calibrate_folders(
@@ -38,29 +44,51 @@ def calibrate_folders(
         for path in samples_without_results([path for path in paths if Path(path).is_dir()], files)
     ]
     with progress(files) as done:
+        calibrate = partial(calibrate_run, calibrators=calibrators, asked=asked, done=done)
         for file in files:
-            target = targets.get(file)
-
-            def keep(task: FittedTask, target: Path | None = target) -> None:
-                if target is not None:
-                    write_samples(task, target.parent / task.samples.name)
-
             try:
-                run = calibrate_run(file, calibrators, asked=asked, keep=keep, done=done)
+                problems += _calibrate(partial(calibrate, file), targets.get(file))
+            except CannotWrite as error:
+                problems.append(str(error))
+                break
             except ResultsError as error:
                 problems.append(str(error))
-                continue
-            _print(run)
-            problems += [f"{one.task} of {file} was skipped: {one.reason}." for one in run.skipped]
-            if target is not None:
-                _copy_other_samples(run, target)
-                # Last: whoever finds it finds the samples.
-                write_file(json.dumps(run.document, indent=2, ensure_ascii=False), target)
+        else:
+            if output is not None:
+                print(f"results and samples written to {output}", file=sys.stderr)
     for problem in problems:
         print(f"lm-eval-proca calibrate: {problem}", file=sys.stderr)
-    if output is not None:
-        print(f"results and samples written to {output}", file=sys.stderr)
     return 1 if problems else 0
+
+
+def _calibrate(calibrate: Callable[..., CalibratedRun], target: Path | None) -> list[str]:
+    """Print and write one results file; what was skipped."""
+
+    def keep(task: FittedTask) -> None:
+        if target is not None:
+            with _writing(target.parent / task.samples.name) as path:
+                write_samples(task, path)
+
+    run = calibrate(keep=keep)
+    _print(run)
+    if target is not None:
+        _copy_other_samples(run, target)
+        with _writing(target) as path, replacing(path) as unfinished:  # last: whoever finds it finds the samples
+            unfinished.write_text(json.dumps(run.document, indent=2, ensure_ascii=False), encoding="utf-8")
+    return [f"{one.task} of {run.file} was skipped: {one.reason}." for one in run.skipped]
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[Path]:
+    """The path, in a folder that exists; a sentence if it cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield path
+    except OSError as error:
+        raise CannotWrite(
+            f"Cannot write {path} ({error.strerror}); what was written before is whole. Make room or name another "
+            f"--output, and run the command again."
+        ) from error
 
 
 @contextmanager
@@ -83,6 +111,8 @@ def _targets(paths: Sequence[str], files: Sequence[Path], output: str | None) ->
         if target.resolve() == file.resolve() or target in targets.values():
             raise ResultsError(f"{file} would be written to {target}, where another result is; name another --output.")
         targets[file] = target
+    with _writing(Path(output) / "results"):  # before anything is calibrated
+        tempfile.TemporaryFile(dir=output).close()
     return targets
 
 
@@ -90,10 +120,9 @@ def _copy_other_samples(run: CalibratedRun, target: Path) -> None:
     """Tasks without calibrated rows of ours keep their log."""
     for task in run.document["configs"]:
         source = samples_file(run.file, task)
-        copy = target.parent / source.name
         if source.is_file() and task not in run.calibrated:
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source, copy)
+            with _writing(target.parent / source.name) as path, replacing(path) as unfinished:
+                shutil.copyfile(source, unfinished)
 
 
 def _print(run: CalibratedRun) -> None:

@@ -120,7 +120,6 @@ def calibrate_run(
 def write_samples(task: FittedTask, target: Path) -> None:
     """lm-eval's sample log, and then one line per document for every calibrator."""
     gold = task.table.gold_of("eval")
-    target.parent.mkdir(parents=True, exist_ok=True)
     with replacing(target) as unfinished, unfinished.open("wb") as written:
         with task.samples.open("rb") as lines:
             shutil.copyfileobj(lines, written)
@@ -181,12 +180,15 @@ def _add_rows(run: CalibratedRun, task: FittedTask, record: RunRecord) -> None:
         if len(right) and (name != RAW or (RAW_ACCURACY in metrics and has_unlabeled(record))):
             metrics[f"{ACCURACY},{name}"] = float(right.mean())
             metrics[f"{STDERR},{name}"] = standard_error(right) if len(right) > 1 else "N/A"
-        metrics[f"{RECALL_SD},{name}"] = record.label_counts[name].recall_sd
+        if len(right):
+            metrics[f"{RECALL_SD},{name}"] = record.label_counts[name].recall_sd
     lower_is_better(run.document, task.name)
     config["metadata"] = {**mapping(config, "metadata"), "proca": record.as_json()}
     if has_unlabeled(record):
-        unlabeled = f"{(~labeled).sum()} of the {len(gold)} documents of {task.name} have no gold label"
-        run.notes.append(f"{unlabeled}; they are calibrated, and no accuracy counts them (lm-eval's raw one did).")
+        run.notes.append(
+            f"{(~labeled).sum()} of the {len(gold)} documents of {task.name} have no gold label; they are calibrated, "
+            f"and no accuracy counts them (lm-eval counts them as wrong)."
+        )
     if task.fits:
         run.calibrated.append(task.name)
     if (reason := task.table.not_finite()) is not None:

@@ -17,6 +17,7 @@ from lm_eval_proca.cli import main
 from lm_eval_proca.scores.fitting import fit
 from lm_eval_proca.scores.score_table import ScoreTable
 from tests.conftest import ROOT
+from tests.output_folders import Matrix, write_output
 from tests.score_tables import made_table, without
 
 Output = pytest.CaptureFixture[str]
@@ -77,7 +78,7 @@ def test_what_a_fit_says_of_itself_is_printed(capsys: Output, tmp_path: Path) ->
     replace(table, representations=noise).save(tmp_path / "noise.parquet")
     assert main(["calibrate", str(tmp_path / "noise.parquet"), "--calibrators", "bc,proca_h"]) == 0
     printed = capsys.readouterr().out
-    assert re.search(r"^calibrator .* own estimate$", printed, re.MULTILINE)
+    assert re.search(r"^calibrator .* estimated accuracy$", printed, re.MULTILINE)
     assert re.search(r"^proca_h .*\] +0\.\d{4}$", printed, re.MULTILINE)
     assert re.search(r"^bc .*\]$", printed, re.MULTILINE)
     assert "note: proca_h: " in printed
@@ -252,3 +253,15 @@ def test_no_language_model_library_is_imported(table_file: Path) -> None:
     subprocess.run(
         [sys.executable, "-c", code, "calibrate", str(table_file)], check=True, capture_output=True, cwd=ROOT
     )
+
+
+def test_a_log_without_gold_labels_is_calibrated_and_measured_by_nothing(tmp_path: Path, capsys: Output) -> None:
+    made = made_table(labels=3, eval_rows=60)
+    unlabeled = Matrix(made.scores_of("eval"), np.full(60, -1), ("a", "b", "c"))
+    file = write_output(tmp_path, "m", {"plain": unlabeled})
+    [log] = file.parent.glob("samples_*")
+    kept, saved = tmp_path / "rows.json", tmp_path / "bc.json"
+    assert main(["calibrate", str(log), "--calibrators", "bc", "--output", str(kept), "--save", str(saved)]) == 0
+    assert "note: 60 evaluation rows have no gold label" in capsys.readouterr().out
+    assert {row["accuracy"] for row in json.loads(kept.read_text())} == {None}
+    assert saved.is_file()

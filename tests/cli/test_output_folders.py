@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -275,3 +278,57 @@ def test_one_file_shows_its_labels(folder: Path, tmp_path: Path, capsys: Output)
         assert line[2:] == [f"{number:.4f}" for number in shown]
         assert row["recall_sd"] == row["bias"]["recall_sd"]
     assert raw["recall_sd"] > calibrated["recall_sd"]
+
+
+def test_an_output_that_cannot_be_a_folder_is_refused_before_anything_is_calibrated(
+    folder: Path, tmp_path: Path, capsys: Output
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    assert main(["calibrate", str(folder), "--calibrators", "bc", "--output", str(tmp_path / "file" / "deep")]) == 1
+    printed = capsys.readouterr()
+    [line] = printed.err.splitlines()
+    assert "Cannot write" in line
+    assert "Not a directory" in line
+    assert printed.out == ""
+
+
+@pytest.fixture(params=["full", "read-only"])
+def bad_folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Path, str]]:
+    """A folder with room for one sample log of two, or for nothing; and what the system says about it."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    size, reason = ("size=700k", "No space left on device") if request.param == "full" else ("ro", "Read-only file")
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", size, "tmpfs", str(folder)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("needs the right to mount a file system")
+    yield folder, reason
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_full_or_read_only_disk_ends_in_one_sentence(
+    folder: Path, bad_folder: tuple[Path, str], capsys: Output
+) -> None:
+    """Nothing is half-written: every file there is can be read, and results have their samples."""
+    output, reason = bad_folder
+    assert main(["calibrate", str(folder), "--calibrators", "bc", "--output", str(output)]) == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"lm-eval-proca calibrate: Cannot write {output}")
+    assert reason in line
+    for file in output.rglob("*"):
+        if file.is_file():
+            assert file.suffix == ".jsonl"
+            [json.loads(written) for written in file.read_text().splitlines()]
+    assert bool(list(output.rglob("samples_*"))) == (reason == "No space left on device")
+
+
+def test_a_write_that_fails_at_last_leaves_no_part_of_a_file(
+    folder: Path, tmp_path: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    assert main(["calibrate", str(folder), "--calibrators", "bc", "--output", str(tmp_path / "new")]) == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert "No space left on device" in line
+    assert not [file for file in (tmp_path / "new").rglob("*") if file.is_file()]

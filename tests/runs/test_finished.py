@@ -136,7 +136,7 @@ def test_documents_without_a_gold_label_are_calibrated_and_counted_by_no_row(
         assert results["other"][f"acc_stderr,{name}"] == pytest.approx(right.std(ddof=1) / len(right) ** 0.5)
     assert run.notes == [
         "28 of the 110 documents of other have no gold label; they are calibrated, and no accuracy counts them "
-        "(lm-eval's raw one did).",
+        "(lm-eval counts them as wrong).",
         "all: no calibrated row, since its raw row counts documents without a gold label as wrong (other).",
     ]
     assert "acc,bc" in results["stem"]
@@ -179,6 +179,8 @@ def test_bias_is_recorded_before_and_after(tmp_path: Path, tasks: dict[str, Matr
 
 
 def written(run_file: Path, output: Path) -> CalibratedRun:
+    output.mkdir()
+
     def keep(task: FittedTask) -> None:
         write_samples(task, output / task.samples.name)
 
