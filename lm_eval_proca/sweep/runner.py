@@ -234,17 +234,15 @@ def _line(outcome: Outcome) -> str:
 
 
 def load_task(cell: Cell, metadata: Mapping[str, Any]) -> CalibratedTask:
-    """The cell's task, from its YAML file, under its settings."""
+    """The cell's task, from its file, under its settings."""
     settings = {f"proca.{key}": value for key, value in cell.settings}
     if cell.generated:  # a task whose estimate set is yet to be written needs no split to draw it from
         settings.setdefault("proca.estimate_file", "generated")
-    # A manager without an index of its own loads a file in no time.
-    manager = TaskManager(include_defaults=False, metadata={**metadata, **settings})
-    (task,) = manager.load([str(cell.task_file)])["tasks"].values()
+    task = cell.task_file.load({**metadata, **settings})
     if not isinstance(task, CalibratedTask):
         raise TaskError(
             f"{cell.task} is not a calibrated task and gives no score table; add `class: !function "
-            f"lm_eval_proca.CalibratedTask` and a `calibration:` block to a copy of {cell.task_file.name}."
+            f"lm_eval_proca.CalibratedTask` and a `calibration:` block to a copy of {cell.task_file.path.name}."
         )
     return task
 
