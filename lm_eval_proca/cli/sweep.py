@@ -18,7 +18,7 @@ from lm_eval_proca.metrics import grouped
 from lm_eval_proca.sweep.cell import Cell, Model, earlier_runs, unfinished_cells
 from lm_eval_proca.sweep.generation import evaluate_generating
 from lm_eval_proca.sweep.grid import Prompts, estimate_cost, grid, render_prompts, token_counter
-from lm_eval_proca.sweep.runner import Failure, Outcome, run_cells
+from lm_eval_proca.sweep.runner import KEPT, Failure, Outcome, run_cells
 from lm_eval_proca.sweep.task_files import find_task_files
 
 PAPER_SHOTS = (0, 1, 4, 8)
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
             outcomes += run_cells(cells, model, args.output_path, evaluate=evaluate, work=work.get(model.name))
             model.unload()
     except KeyboardInterrupt:
-        print("\nInterrupted. Finished cells are kept; the same command goes on from here.", file=sys.stderr)
+        print(f"\nInterrupted. {KEPT}", file=sys.stderr)
         return 130
     failed = [outcome for outcome in outcomes if outcome.failure is not None]
     if is_first_process():

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import importlib.util
+import inspect
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -117,10 +118,14 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
 _Loader.add_constructor("!function", lambda loader, node: _Function(loader.construct_scalar(node)))
 
 
-def task_config(file: str | os.PathLike[str]) -> dict[str, Any]:
-    """A task's YAML after `include:`, as lm-eval resolves it; a function is its name and a hash of its file."""
+def task_config(file: str | os.PathLike[str], overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """A task's YAML after `include:`, as lm-eval resolves it; a function is its name and a hash of its file.
+
+    `overrides` are what a group puts in place of some keys.
+    """
     try:
-        return _resolved(Path(file).resolve())
+        file = Path(file).resolve()
+        return _resolved(file) | _with_functions(dict(overrides or {}), file.parent)
     except (OSError, ValueError, TypeError, RecursionError, yaml.YAMLError) as error:
         raise TaskError(f"The task file {file} cannot be read ({type(error).__name__}: {error}).") from error
 
@@ -145,6 +150,8 @@ def _with_functions(value: Any, folder: Path) -> Any:
         return {key: _with_functions(one, folder) for key, one in value.items()}
     if isinstance(value, list):
         return [_with_functions(one, folder) for one in value]
+    if callable(value):
+        return {"function": value.__qualname__, "content": content(inspect.getfile(value))}
     if not isinstance(value, _Function):
         return value
     file = _defining_file(value.rpartition(".")[0], folder)
@@ -235,15 +242,20 @@ def _content(path: Path, size: int, mtime_ns: int, blocks: int | None) -> str:
 
 
 def run_identity(
-    model: Part, task_file: str | os.PathLike[str] | None, settings: Mapping[str, Any], **run: Any
+    model: Part,
+    task_file: str | os.PathLike[str] | None,
+    settings: Mapping[str, Any],
+    overrides: Mapping[str, Any] | None = None,
+    **run: Any,
 ) -> Identity:
     """What decides a run of a model on the task of a YAML file, if it has one.
 
-    `settings` are the `calibration:` block after overrides; of files the content counts, not the place (of weights,
-    both). `run` is shots, seed and limit. lm-eval's version is part of it because it builds prompts and requests; ours
-    is as PROCEDURE. Those of torch and transformers are not: they change the last digits of a score.
+    `settings` are the `calibration:` block as the run has changed it, `overrides` what a group changes in the YAML,
+    `run` is shots, seed and limit. Of files the content counts, not the place (of weights, both). lm-eval's version
+    is part of it because it builds prompts and requests; ours is as PROCEDURE. Those of torch and transformers are
+    not: they change the last digits of a score.
     """
-    config = task_config(task_file) if task_file else {}
+    config = task_config(task_file, overrides) if task_file else {}
     places = ("scores_dir", "data_dir", "data_folder", "estimate_file")
     return {
         "model": model,

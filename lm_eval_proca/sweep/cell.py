@@ -35,7 +35,7 @@ from lm_eval_proca.scores.identity import (
 )
 from lm_eval_proca.scores.redaction import public
 from lm_eval_proca.scores.score_table import ScoreTable
-from lm_eval_proca.sweep.task_files import find_single_task
+from lm_eval_proca.sweep.task_files import TaskFile, find_single_task
 
 GivenSettings = tuple[tuple[str, Any], ...]
 """`proca.*` settings as (key, value) pairs, e.g. `(("order_seed", 7),)`."""
@@ -48,8 +48,8 @@ LONGEST_NAME = 200  # of the 255 bytes that file systems allow; the hidden folde
 class Cell:
     """What decides a run, apart from the model.
 
-    `file` is the task's YAML, by default the one that lm-eval knows under its name; `generated` says that the model
-    writes the estimate set.
+    `file` is the task's YAML, perhaps with what a group changes in it; by default the one that lm-eval knows under the
+    task's name. `generated` says that the model writes the estimate set.
     """
 
     task: str
@@ -57,7 +57,7 @@ class Cell:
     seed: int
     limit: int | None = None
     settings: GivenSettings = ()
-    file: Path | None = None
+    file: TaskFile | Path | None = None
     generated: bool = False
 
     def __post_init__(self) -> None:
@@ -67,8 +67,8 @@ class Cell:
         object.__setattr__(self, "settings", tuple(sorted(settings.items())))
 
     @property
-    def task_file(self) -> Path:
-        return self.file or _known_file(self.task)
+    def task_file(self) -> TaskFile:
+        return TaskFile(self.file) if isinstance(self.file, Path) else self.file or _known_file(self.task)
 
     @property
     def name(self) -> str:
@@ -81,12 +81,13 @@ class Cell:
 
     def identity(self, model: Model) -> Identity:
         """Of the run of this cell by a model; reads the task's files as they are now."""
-        block = task_config(self.task_file).get("calibration", {})
+        file, overrides = self.task_file.path, self.task_file.overrides
+        block = task_config(file, overrides).get("calibration", {})
         settings = read_settings(self.task, block, {f"{PREFIX}.{key}": value for key, value in self.settings})
         run: Part = {"num_fewshot": self.num_fewshot, "seed": self.seed, "limit": self.limit}
         if self.generated:  # rows that are sampled together share random numbers
             run |= {"estimate_set": "generated", "batch_size": model.batch_size}
-        return run_identity(model.identity, self.task_file, asdict(settings), **run)
+        return run_identity(model.identity, file, asdict(settings), overrides, **run)
 
 
 class Model:
@@ -217,7 +218,7 @@ def settings_from_metadata(metadata: Mapping[str, Any]) -> GivenSettings:
 
 
 @cache
-def _known_file(task: str) -> Path:
+def _known_file(task: str) -> TaskFile:
     return find_single_task(task)[1]
 
 

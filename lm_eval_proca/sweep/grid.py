@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
 
@@ -13,6 +12,7 @@ from lm_eval_proca.harness.documents import CONTENT_FREE_TEXTS
 from lm_eval_proca.metrics import grouped
 from lm_eval_proca.sweep.cell import Cell, GivenSettings, Model
 from lm_eval_proca.sweep.runner import Failure, load_task
+from lm_eval_proca.sweep.task_files import TaskFile
 
 PROMPTS_RENDERED = 8
 CHARACTERS_PER_TOKEN = 4
@@ -20,7 +20,7 @@ TOKENIZER_ARGS = ("revision", "subfolder", "trust_remote_code", "gguf_file")
 
 
 def grid(
-    task_files: Mapping[str, Path],
+    task_files: Mapping[str, TaskFile],
     shots: Sequence[int],
     seeds: Sequence[int],
     *,

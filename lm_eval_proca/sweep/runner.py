@@ -7,6 +7,7 @@ dies with its process.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -17,7 +18,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from statistics import mean
@@ -38,6 +39,9 @@ from lm_eval_proca.sweep.cell import Cell, Model, cell_folder, earlier_runs, is_
 
 UNFINISHED = ".unfinished-"
 LOCK = ".lock"
+UNWRITABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
+"""Errors of a disk that would meet every further cell too, each after it was paid for."""
+KEPT = "Finished cells are kept; the same command goes on from here."
 
 Evaluate = Callable[[Cell, Model, Path], Mapping[str, float]]
 """Fills a folder with a cell's result and score table; gives the accuracy per filter for the progress line."""
@@ -49,12 +53,17 @@ class Failure:
 
     sentence: str
     traceback: str = field(repr=False)
+    of_disk: bool = False
+    """Whether its files could not be written, so that no further cell is tried."""
 
     @classmethod
     def of(cls, error: Exception) -> Failure:
+        told = "".join(traceback.format_exception(error))
+        if isinstance(error, OSError) and error.errno in UNWRITABLE:
+            return cls(str(error.strerror), told, of_disk=True)
         text = str(error).strip() or "no message"
         sentence = text if isinstance(error, ProcaError) else f"{type(error).__name__}: {text.splitlines()[0]}"
-        return cls(sentence, "".join(traceback.format_exception(error)))
+        return cls(sentence, told)
 
 
 @dataclass(frozen=True)
@@ -103,7 +112,7 @@ def run_cells(
             for number, cell in enumerate(todo, start=1):
                 bar.set_description(f"{number} of {len(todo)}: {cell.task} {cell.num_fewshot}-shot seed {cell.seed}")
                 outcome = Outcome(cell, no_model) if no_model else _run_cell(cell, model, output_dir, run, ranks)
-                outcomes[cell] = _logged(outcome, model, output_dir)
+                outcomes[cell] = _logged(outcome, cell_folder(output_dir, model, cell))
                 bar.update(weights[cell])
                 if shown:
                     bar.write(_line(outcomes[cell]))
@@ -117,11 +126,11 @@ def _start(cells: Sequence[Cell], model: Model, output_dir: Path, held: ExitStac
     home = output_dir / model.name
     try:
         home.mkdir(parents=True, exist_ok=True)
+        held.enter_context(_alone_in(home))
+        for leftover in home.glob(f"{UNFINISHED}*"):
+            shutil.rmtree(leftover)
     except OSError as error:
         raise ResultsError(f"Cannot write to {home} ({error.strerror}); choose another --output_path.") from error
-    held.enter_context(_alone_in(home))
-    for leftover in home.glob(f"{UNFINISHED}*"):
-        shutil.rmtree(leftover)
     # Once more: whoever held the lock before us may have finished some.
     return unfinished_cells(cells, model, output_dir)
 
@@ -167,8 +176,8 @@ def _run_cell(
 
     try:
         failure = ranks.agree(_failure_of(attempt))
-        if failure is None and is_first_process():
-            failure = _failure_of(lambda: _finish(unfinished, finished))
+        if failure is None:
+            failure = ranks.agree(_failure_of(lambda: _finish(unfinished, finished)) if is_first_process() else None)
     finally:
         if is_first_process():
             shutil.rmtree(unfinished, ignore_errors=True)
@@ -203,17 +212,23 @@ def _flush(path: Path) -> None:
         os.close(handle)
 
 
-def _logged(outcome: Outcome, model: Model, output_dir: str | os.PathLike[str]) -> Outcome:
+def _logged(outcome: Outcome, folder: Path) -> Outcome:
     """Keep the traceback of a failure in a file beside the cells; a success takes an earlier one away."""
-    folder = cell_folder(output_dir, model, outcome.cell)
-    log = folder.with_name(f"{folder.name}.failed.log")
-    if not is_first_process():
-        return outcome
-    if outcome.failure is None:
-        log.unlink(missing_ok=True)
-        return outcome
-    log.write_text(outcome.failure.traceback, encoding="utf-8")
-    return Outcome(outcome.cell, outcome.failure, log, outcome.seconds)
+    log, failure = folder.with_name(f"{folder.name}.failed.log"), outcome.failure
+
+    def keep() -> None:
+        try:
+            if failure is None:
+                log.unlink(missing_ok=True)
+            else:
+                log.write_text(failure.traceback, encoding="utf-8")
+        except OSError as error:
+            raise ResultsError(f"Cannot write to {folder.parent} ({error.strerror}). {KEPT}") from error
+
+    if failure is not None and failure.of_disk:
+        raise ResultsError(f"{outcome.cell.name} cannot be written to {folder.parent} ({failure.sentence}). {KEPT}")
+    compute_once(keep)
+    return outcome if failure is None else replace(outcome, log=log)
 
 
 def _progress_bar(total: float, *, unit: str, shown: bool) -> tqdm:
@@ -234,17 +249,15 @@ def _line(outcome: Outcome) -> str:
 
 
 def load_task(cell: Cell, metadata: Mapping[str, Any]) -> CalibratedTask:
-    """The cell's task, from its YAML file, under its settings."""
+    """The cell's task, from its file, under its settings."""
     settings = {f"proca.{key}": value for key, value in cell.settings}
     if cell.generated:  # a task whose estimate set is yet to be written needs no split to draw it from
         settings.setdefault("proca.estimate_file", "generated")
-    # A manager without an index of its own loads a file in no time.
-    manager = TaskManager(include_defaults=False, metadata={**metadata, **settings})
-    (task,) = manager.load([str(cell.task_file)])["tasks"].values()
+    task = cell.task_file.load({**metadata, **settings})
     if not isinstance(task, CalibratedTask):
         raise TaskError(
             f"{cell.task} is not a calibrated task and gives no score table; add `class: !function "
-            f"lm_eval_proca.CalibratedTask` and a `calibration:` block to a copy of {cell.task_file.name}."
+            f"lm_eval_proca.CalibratedTask` and a `calibration:` block to a copy of {cell.task_file.path.name}."
         )
     return task
 
@@ -300,14 +313,14 @@ def _environment_asked_once() -> AbstractContextManager[Any]:
 
 
 def _check_written(folder: Path, samples: int) -> None:
-    """lm-eval only logs that it could not write, e.g. to a full disk."""
+    """A run only logs that it could not write: the results of other tasks in it must not be lost."""
     try:
         (result,) = folder.glob("results_*.json")
         json.loads(result.read_text(encoding="utf-8"))
         (logged,) = folder.glob("samples_*.jsonl")
         with open(logged, encoding="utf-8") as lines:
-            complete = sum(line.endswith("}\n") for line in lines) == samples
+            complete = sum(line.endswith("}\n") for line in lines) == samples and any(folder.glob("scores/*.parquet"))
     except ValueError:
         complete = False
     if not complete:
-        raise ResultsError(f"lm-eval could not write its result to {folder.parent}; is the disk full?")
+        raise OSError(errno.ENOSPC, "its files are not complete; is the disk full?")

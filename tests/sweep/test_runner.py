@@ -186,7 +186,7 @@ from lm_eval_proca import distributed
 from lm_eval_proca.sweep.cell import Cell, Model, cell_folder
 from lm_eval_proca.sweep.runner import evaluate_cell, run_cells
 
-ranks.GRACE_SECONDS = 1.0
+distributed.GRACE_SECONDS = 1.0
 weights, rows, output = sys.argv[1:]
 
 def evaluate(cell, model, folder):

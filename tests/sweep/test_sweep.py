@@ -17,19 +17,19 @@ from lm_eval_proca.sweep import task_files
 from lm_eval_proca.sweep.cell import Cell, Model
 from lm_eval_proca.sweep.grid import estimate_cost, grid, render_prompts, token_counter
 from lm_eval_proca.sweep.runner import Failure, load_task
-from lm_eval_proca.sweep.task_files import find_single_task, find_task_files
+from lm_eval_proca.sweep.task_files import TaskFile, find_single_task, find_task_files
 from lm_eval_proca_discovery import task_configs_path
 
 NINE = ["sst2", "sst5", "mr", "subj", "ap", "agnews", "dbpedia", "rte", "trec"]
 
 
 def test_grid_is_every_combination():
-    files = {"a": Path("a.yaml"), "b": Path("b.yaml")}
+    files = {name: TaskFile(Path(f"{name}.yaml")) for name in "ab"}
     cells = grid(files, [0, 4], [0, 1, 2], limit=50, settings=(("estimate_size", 9),))
     assert len(set(cells)) == 12
-    assert cells[0] == Cell("a", 0, 0, 50, (("estimate_size", 9),), Path("a.yaml"))
+    assert cells[0] == Cell("a", 0, 0, 50, (("estimate_size", 9),), files["a"])
     assert [cell.seed for cell in cells[:3]] == [0, 1, 2]
-    assert len(grid({"a": Path("a.yaml")}, [4, 4], [0, 0])) == 1
+    assert len(grid({"a": files["a"]}, [4, 4], [0, 0])) == 1
 
 
 def test_defaults_are_the_papers_grid():
@@ -47,7 +47,7 @@ def test_tasks_are_found_by_name_group_and_pattern(tmp_path: Path):
     assert list(find_task_files(["proca_mr", "proca_sst2"])) == ["proca_mr", "proca_sst2"]
     assert len(find_task_files(["proca_sst2_template?"])) == 9
     (tmp_path / "mine.yaml").write_text("task: mine\noutput_type: multiple_choice\n")
-    assert find_single_task("mine", [str(tmp_path)]) == ("mine", tmp_path / "mine.yaml")
+    assert find_single_task("mine", [str(tmp_path)]) == ("mine", TaskFile(tmp_path / "mine.yaml"))
     with pytest.raises(TaskError, match="proca stands for 9 tasks; name one of proca_sst2, "):
         find_single_task("proca")
 
