@@ -291,10 +291,10 @@ for _name in CALIBRATORS:
 
 
 class GroupRows:
-    """Which calibrated rows a group averages: those that all tasks have which its raw row averages.
+    """Which calibrated rows a group averages: those of the very tasks that its raw row averages.
 
-    lm-eval averages each filter over the tasks that have it. Beside a raw row over more tasks, such an average says
-    nothing, so the row is left out and a log line names the task that lacks it.
+    lm-eval averages each filter over the tasks that have it. Beside a raw row over other tasks such an average says
+    nothing, so the row is left out and a log line names the tasks in which the two differ.
     """
 
     def __init__(self, groups: Iterable[Group], ours: Collection[str]) -> None:
@@ -316,20 +316,29 @@ class GroupRows:
 
     def _choose(self, group: Group) -> None:
         for k, entry in enumerate(group.aggregate_metric_list or ()):
-            tasks = [task for task in group.get_all_tasks() if entry.metric in _metrics(task)]
-            ours = {name for task in tasks for name in getattr(task, "calibrators", ())}
+            members = group.get_all_tasks()
+            averaged = [task for task in members if entry.metric in _metrics(task)]
+            ours = {name for task in averaged for name in getattr(task, "calibrators", ())}
             listed = self._listed[group.name, k]
-            raw = sorted({one.name for task in tasks for one in getattr(task, "_filters", None) or ()} - ours)
+            raw = sorted({one.name for task in averaged for one in getattr(task, "_filters", None) or ()} - ours)
             shown = raw if listed is None else [name for name in listed if name in raw]
             if not ours or not shown or entry.metric in MEANINGLESS_METRICS:
                 continue
             wanted = sorted(ours & set(listed or ours) or ours)
-            lacking = {name: [one for one in tasks if name not in self._rows.get(one.task_name, ())] for name in wanted}
-            entry.filter_list = [*shown, *(name for name in wanted if not lacking[name])]
-            for name, some in lacking.items():
-                told = [one.task_name for one in some if name in getattr(one, "calibrators", (name,))]
-                if told and len(some) < len(tasks) and is_first_process():
-                    logger.warning("%s: no row for %s, which %s has not", group.name, name, ", ".join(told[:3]))
+            # Every calibrated row has an accuracy, which lm-eval would average also where the raw row has none.
+            could = members if entry.metric == "acc" else averaged
+            apart = {name: [one for one in could if self._has(one, name) != (one in averaged)] for name in wanted}
+            entry.filter_list = [*shown, *(name for name in wanted if not apart[name])]
+            for name, tasks in apart.items():
+                told = [one.task_name for one in tasks if name in getattr(one, "calibrators", (name,))]
+                if told and any(self._has(one, name) for one in averaged) and is_first_process():
+                    logger.warning(
+                        "%s: no row for %s: it and the raw row would average different tasks (%s)",
+                        group.name, name, ", ".join(told[:3]),
+                    )  # fmt: skip
+
+    def _has(self, task: Any, row: str) -> bool:
+        return row in self._rows.get(task.task_name, ())
 
 
 def _metrics(task: Any) -> Collection[str]:

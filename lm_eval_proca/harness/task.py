@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
 from types import MappingProxyType
@@ -121,6 +121,7 @@ class Calibrated(ConfigurableTask):
         """lm-eval's own filters on its own requests; the fits, as responses of the others."""
         if self.plan is None:
             super().apply_filters()
+            self._tell_groups(())
             return
         fits, record = calibrate(self.plan, self.instances, self.calibrators, scores_dir=self.scores_dir)
         self.config.metadata["proca"] = record.as_json()  # lm-eval writes the metadata into its results file
@@ -130,8 +131,11 @@ class Calibrated(ConfigurableTask):
                 ensemble.apply(self._instances)
         for name, fit in fits.items():
             give_out(name, fit, self._instances, self.plan.documents)
+        self._tell_groups(fits)
+
+    def _tell_groups(self, rows: Iterable[str]) -> None:
         if self.group_rows is not None:
-            self.group_rows.arrived(self.task_name, fits)
+            self.group_rows.arrived(self.task_name, rows)
 
     def process_results(self, doc: Any, results: Any) -> dict[str, Any]:
         """As in lm-eval; documents without a gold label count nowhere, and calibrated rows always have an accuracy."""

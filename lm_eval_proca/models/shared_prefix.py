@@ -154,8 +154,6 @@ class SharedPrefixLM(SharedPrefix, HFLM):
         width): the states at the position that predicts the first token of its continuation, or None where they were
         not computed."""
         self._layers = {number: request.layers for number, request in enumerate(requests) if hasattr(request, "layers")}
-        for layers in set(self._layers.values()):
-            check_layers(layers, self.model.config.get_text_config(decoder=True).num_hidden_layers)
         self._hidden_states: dict[int, np.ndarray] = {}
         answers = super().loglikelihood(requests, disable_tqdm=disable_tqdm)
         for number in self._layers:

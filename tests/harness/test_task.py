@@ -368,7 +368,7 @@ class TestScoresThatCannotBeCalibrated:
         assert {key for key in group if key.startswith("acc,")} == {"acc,none"}, (
             "no average beside another set of tasks"
         )
-        assert "both: no row for bc, which proca_sst2 has not" in caplog.messages
+        assert "both: no row for bc: it and the raw row would average different tasks (proca_sst2)" in caplog.messages
 
 
 class TestSentences:
