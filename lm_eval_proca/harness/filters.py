@@ -330,7 +330,7 @@ class GroupRows:
             apart = {name: [one for one in could if self._has(one, name) != (one in averaged)] for name in wanted}
             entry.filter_list = [*shown, *(name for name in wanted if not apart[name])]
             for name, tasks in apart.items():
-                told = [one.task_name for one in tasks if name in getattr(one, "calibrators", (name,))]
+                told = [one.task_name for one in tasks if name in (getattr(one, "calibrators", None) or (name,))]
                 if told and any(self._has(one, name) for one in averaged) and is_first_process():
                     logger.warning(
                         "%s: no row for %s: it and the raw row would average different tasks (%s)",

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -153,3 +154,21 @@ def test_a_calibrator_of_hidden_states_reads_them_from_the_score_table(tmp_path:
     assert main(["apply", str(tmp_path / "h.json"), file]) == 0
     labels = [int(line.split(",")[2]) for line in capsys.readouterr().out.splitlines()[1:]]
     assert np.mean(np.array(labels) == table.gold_of("eval")) > 0.8
+
+
+def test_hidden_states_go_by_their_layers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same layers in another order are the same document; other layers are refused."""
+    table = made_table(hidden=True, separation=0.5)
+    saved = tmp_path / "states.json"
+    command = ["calibrate", str(table.save(tmp_path / "t.parquet")), "--calibrators", "proca_h", "--save", str(saved)]
+    assert main(command) == 0
+    swapped = replace(table, representations=dict(reversed(table.representations.items())))
+    renamed = replace(table, representations={"0.25": table.representations["0.667"]})
+    words = []
+    for name, one in {"same": table, "swapped": swapped}.items():
+        capsys.readouterr()
+        assert main(["apply", str(saved), str(one.save(tmp_path / f"{name}.parquet"))]) == 0
+        words.append([line["word"] for line in csv.DictReader(io.StringIO(capsys.readouterr().out))])
+    assert words[0] == words[1]
+    assert main(["apply", str(saved), str(renamed.save(tmp_path / "renamed.parquet"))]) == 1
+    assert "has hidden states of the layers 0.25, but not of 0.667, -1, which the calibrator" in capsys.readouterr().err
