@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -16,21 +13,12 @@ from tqdm import tqdm
 
 from lm_eval_proca.calibration.base import Calibrator
 from lm_eval_proca.errors import ResultsError
-from lm_eval_proca.files import replacing
-from lm_eval_proca.runs.finished import (
-    CalibratedRun,
-    FittedTask,
-    calibrate_run,
-    write_samples,
-)
-from lm_eval_proca.runs.output_folder import RESULT_FILE, result_files, samples_file, samples_without_results
+from lm_eval_proca.runs.finished import CalibratedRun, FittedTask, calibrate_run
+from lm_eval_proca.runs.output_folder import RESULT_FILE, result_files, samples_without_results
+from lm_eval_proca.runs.writing import CannotWrite, check_folder, write_results, write_samples
 
 NAMED = 5
 """So many tasks are named where a sentence is about many."""
-
-
-class CannotWrite(ResultsError):
-    """An --output that takes no files: no other result could be written either."""
 
 
 def calibrate_folders(
@@ -66,29 +54,13 @@ def _calibrate(calibrate: Callable[..., CalibratedRun], target: Path | None) -> 
 
     def keep(task: FittedTask) -> None:
         if target is not None:
-            with _writing(target.parent / task.samples.name) as path:
-                write_samples(task, path)
+            write_samples(task, target.parent)
 
     run = calibrate(keep=keep)
     _print(run)
     if target is not None:
-        _copy_other_samples(run, target)
-        with _writing(target) as path, replacing(path) as unfinished:  # last: whoever finds it finds the samples
-            unfinished.write_text(json.dumps(run.document, indent=2, ensure_ascii=False), encoding="utf-8")
+        write_results(run, target)
     return [f"{one.task} of {run.file} was skipped: {one.reason}." for one in run.skipped]
-
-
-@contextmanager
-def _writing(path: Path) -> Iterator[Path]:
-    """The path, in a folder that exists; a sentence if it cannot be written."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        yield path
-    except OSError as error:
-        raise CannotWrite(
-            f"Cannot write {path} ({error.strerror}); what was written before is whole. Make room or name another "
-            f"--output, and run the command again."
-        ) from error
 
 
 @contextmanager
@@ -111,18 +83,8 @@ def _targets(paths: Sequence[str], files: Sequence[Path], output: str | None) ->
         if target.resolve() == file.resolve() or target in targets.values():
             raise ResultsError(f"{file} would be written to {target}, where another result is; name another --output.")
         targets[file] = target
-    with _writing(Path(output) / "results"):  # before anything is calibrated
-        tempfile.TemporaryFile(dir=output).close()
+    check_folder(Path(output))
     return targets
-
-
-def _copy_other_samples(run: CalibratedRun, target: Path) -> None:
-    """Tasks without calibrated rows of ours keep their log."""
-    for task in run.document["configs"]:
-        source = samples_file(run.file, task)
-        if source.is_file() and task not in run.calibrated:
-            with _writing(target.parent / source.name) as path, replacing(path) as unfinished:
-                shutil.copyfile(source, unfinished)
 
 
 def _print(run: CalibratedRun) -> None:

@@ -12,8 +12,9 @@ from lm_eval_proca.cli.calibrate_runs import progress
 from lm_eval_proca.compare.comparison import Calibrated, Report, compare
 from lm_eval_proca.compare.formats import latex, markdown, spreadsheet, structured, terminal
 from lm_eval_proca.compare.formats.tabular import write_file
+from lm_eval_proca.compare.names import matches
 from lm_eval_proca.compare.page import render_page
-from lm_eval_proca.compare.results import Notice, matches
+from lm_eval_proca.compare.results import Notice
 from lm_eval_proca.errors import ResultsError
 from lm_eval_proca.runs.finished import FittedTask, answers, calibrate_run
 from lm_eval_proca.runs.output_folder import result_files, samples_file

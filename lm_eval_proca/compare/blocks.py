@@ -6,7 +6,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from lm_eval_proca.compare.columns import Dataset, Measurement, averaged_datasets
-from lm_eval_proca.compare.results import Notice, short_task_name
+from lm_eval_proca.compare.names import short_task_name
+from lm_eval_proca.compare.results import Notice
 from lm_eval_proca.metrics import grouped, mean, standard_deviation
 
 RAW_METHOD = "raw"

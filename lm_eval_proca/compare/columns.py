@@ -8,12 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from lm_eval_proca.compare.results import Conditions, Notice, Run, short_task_name
+import yaml
+
+from lm_eval_proca.compare.names import short_task_name
+from lm_eval_proca.compare.results import Conditions, Notice, Run
 from lm_eval_proca.metrics import grouped
+from lm_eval_proca_discovery import task_configs_path
 
 SHOWN_DUPLICATES = 5
-PAPER_ORDER = ("sst2", "sst5", "mr", "subj", "ap", "agnews", "dbpedia", "rte", "trec")
+
+
+def paper_order() -> list[str]:
+    """The tasks of the group `proca`, as the paper's tables have them."""
+    return yaml.safe_load(Path(task_configs_path(), "proca.yaml").read_text(encoding="utf-8"))["task"]
 
 
 @dataclass(frozen=True, order=True)
@@ -46,6 +55,7 @@ def measurements_of(runs: Iterable[Run]) -> tuple[list[Measurement], list[Notice
     """Every accuracy that counts, in its column; of several results that measure the same, the newest."""
     measurements: list[Measurement] = []
     notices: list[Notice] = []
+    order = paper_order()
     for task, of_task in sorted(grouped(runs, lambda run: run.task).items()):
         comparable = {run: _comparable_conditions(run, of_task) for run in of_task}
         names, differing = _column_names(task, list(comparable.values()))
@@ -57,8 +67,7 @@ def measurements_of(runs: Iterable[Run]) -> tuple[list[Measurement], list[Notice
                     f"{', '.join(names.values())}.",
                 )
             )
-        short = short_task_name(task)
-        position = PAPER_ORDER.index(short) if short in PAPER_ORDER else len(PAPER_ORDER)
+        position = order.index(task) if task in order else len(order)
         for run in of_task:
             dataset = Dataset(position, names[comparable[run]], task)
             measurements += [Measurement(run, filter_name, dataset) for filter_name in run.accuracy]

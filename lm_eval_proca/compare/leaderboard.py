@@ -19,7 +19,7 @@ from lm_eval_proca.compare.columns import Dataset, Measurement
 from lm_eval_proca.metrics import PairedTest, holm, kendall_tau, mean, on_common_seeds, paired_test
 from lm_eval_proca.runs.answers import Correct
 
-LEVEL = 0.05
+SIGNIFICANCE_LEVEL = 0.05
 
 K = TypeVar("K")
 
@@ -35,7 +35,7 @@ class Comparison:
 
     @property
     def significant(self) -> bool:
-        return self.p_holm is not None and self.p_holm < LEVEL
+        return self.p_holm is not None and self.p_holm < SIGNIFICANCE_LEVEL
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 
 from lm_eval_proca import __version__
-from lm_eval_proca.compare.comparison import Report, as_dict
+from lm_eval_proca.compare.comparison import Report
+from lm_eval_proca.compare.formats.structured import accuracies
 from lm_eval_proca.compare.leaderboard import Leaderboard
 from lm_eval_proca.compare.tables import (
     MISSING,
@@ -74,10 +75,7 @@ def render_page(report: Report) -> str:
 
 def _shown(report: Report) -> list[dict[str, object]]:
     """The accuracies, with the text of their mean: Python and JavaScript round halves differently."""
-    return [
-        {**one, "shown": MISSING if one["mean"] is None else percent(one["mean"])}
-        for one in as_dict(report)["accuracies"]
-    ]
+    return [{**one, "shown": MISSING if one["mean"] is None else percent(one["mean"])} for one in accuracies(report)]
 
 
 def _number_of_results(report: Report) -> int:

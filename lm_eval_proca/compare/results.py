@@ -6,17 +6,22 @@ lose their control characters before they reach a terminal or a page.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lm_eval_proca.calibration.registry import CALIBRATORS, get_calibrator
+from lm_eval_proca.compare.names import (
+    filter_parameters,
+    matches,
+    method_name,
+    named_apart,
+    short_task_name,
+    weights_and_arguments,
+)
 from lm_eval_proca.errors import ResultsError
 from lm_eval_proca.metrics import LabelCounts, added
 from lm_eval_proca.runs.output_folder import (
@@ -32,7 +37,7 @@ from lm_eval_proca.runs.output_folder import (
     samples_file,
 )
 from lm_eval_proca.scores.fitting import RAW
-from lm_eval_proca.scores.identity import BACKEND, IDENTITY_FILE, Part, digest, model_identity, weights_and_rest
+from lm_eval_proca.scores.identity import IDENTITY_FILE, digest
 from lm_eval_proca.scores.record import RunRecord
 
 OF_THE_PROMPT = (
@@ -128,7 +133,7 @@ def read_results(
         without_calibration.update(only_raw)
     names = {run.task for run in results.runs} | set(without_calibration)
     wanted = _matching(names, patterns, results.notices)
-    results.runs = _told_apart([run for run in results.runs if run.task in wanted])
+    results.runs = named_apart([run for run in results.runs if run.task in wanted])
     results.notices += [
         Notice(
             "left out", f"{task} was left out, {count} times: it has no calibrated accuracy, only '{ACCURACY},{RAW}'."
@@ -143,16 +148,6 @@ def read_results(
             results.notices,
         )
     return results
-
-
-def short_task_name(task: str) -> str:
-    """What the tables call a task."""
-    return task.removeprefix("proca_")
-
-
-def matches(task: str, patterns: Iterable[str]) -> bool:
-    """Whether one of the patterns is for this task, by its long or its short name."""
-    return any(fnmatchcase(task, pattern) or fnmatchcase(short_task_name(task), pattern) for pattern in patterns)
 
 
 def _matching(names: Iterable[str], patterns: Iterable[str], notices: list[Notice]) -> set[str]:
@@ -174,9 +169,10 @@ def _nothing_to_compare(text: str, notices: Iterable[Notice]) -> ResultsError:
 
 def _runs_of(file: Path, document: Any) -> tuple[list[Run], list[str]]:
     """The runs of one results file, and the names of tasks that only have a raw accuracy."""
-    config = _object(document, "config")
+    if not isinstance(config := document.get("config"), dict):
+        raise ResultsError("it has no object 'config', so it is not a result of lm-eval")
     runs, without_calibration = [], []
-    model, arguments = _model_of(file, document, config)
+    model, arguments = weights_and_arguments(file.parent / IDENTITY_FILE, document)
     # Groups are in `results` too, but only tasks have a configuration.
     for task, task_config in document["configs"].items():
         if task not in document["results"]:
@@ -208,8 +204,8 @@ def _runs_of(file: Path, document: Any) -> tuple[list[Run], list[str]]:
                 generated=record.generated,
                 prompt_hash=record.prompt_hash,
                 unlabeled_hash=record.unlabeled_hash,
-                methods={name: _method_name(name, task_config, record.generated) for name in accuracy},
-                parameters={name: _parameters(name, task_config) for name in accuracy if name != RAW},
+                methods={name: method_name(name, task_config, record.generated) for name in accuracy},
+                parameters={name: filter_parameters(name, task_config) for name in accuracy if name != RAW},
                 labels=tuple(map(printable, record.labels)),
                 label_counts=record.label_counts,
                 warnings=_warnings(record.fits, accuracy),
@@ -284,103 +280,6 @@ def _accuracies(task: str, values: Mapping[str, Any]) -> Iterator[tuple[str, flo
             if accuracy is None or not 0 <= accuracy <= 1:
                 raise ResultsError(f"{key} of task {printable(task)} is {value!r}, not an accuracy")
             yield printable(name), accuracy
-
-
-def _method_name(filter_name: str, task_config: Mapping[str, Any], generated: bool) -> str:
-    """`none` is raw; what was fitted on rows that the model wrote is the paper's `-g`."""
-    if filter_name == RAW:
-        return "raw"
-    functions = {str(step.get("function")) for step in _steps(filter_name, task_config)}
-    fitted_on_estimate = any(get_calibrator(name).fits_on == "estimate" for name in functions & set(CALIBRATORS))
-    return f"{filter_name}-g" if generated and fitted_on_estimate else filter_name
-
-
-def _parameters(filter_name: str, task_config: Mapping[str, Any]) -> str:
-    steps = _steps(filter_name, task_config)
-    given = [f"{key}={step[key]}" for step in steps for key in sorted(step) if key != "function"]
-    return printable(", ".join(given)) or "default parameters"
-
-
-def _steps(filter_name: str, task_config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    for entry in task_config.get("filter_list") or []:
-        if isinstance(entry, dict) and entry.get("name") == filter_name:
-            return [step for step in entry.get("filter") or [] if isinstance(step, dict)]
-    return [{"function": filter_name}]
-
-
-def _model_of(file: Path, document: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[str, Part]:
-    """The name of the weights, and whatever else makes them another model.
-
-    A cell of a sweep says so itself, since its results do not show that a key was left out.
-    """
-    beside = file.parent / IDENTITY_FILE
-    if beside.is_file():
-        model = _object(json.loads(beside.read_text(encoding="utf-8")), "model")
-    else:
-        args = config.get("model_args")
-        if isinstance(args, str):
-            args = dict(pair.split("=", 1) for pair in args.split(",") if "=" in pair)
-        # Without arguments, lm-eval was given a loaded model: what it says about that is all there is.
-        args = args or {key: value for key, value in config.items() if key.startswith("model_") and value}
-        model = model_identity(args if isinstance(args, dict) else {}, str(config.get("model")))
-    weights, arguments = weights_and_rest(model)
-    weights = str(weights or config.get("model") or "unknown model")
-    if arguments.get("gguf_file"):
-        weights = f"{weights.rstrip('/')}/{arguments.pop('gguf_file')}"
-    for key in ("chat_template_sha", "system_instruction_sha"):
-        if document.get(key):
-            arguments[key] = str(document[key])[:6]
-    return weights, arguments
-
-
-def _told_apart(runs: Sequence[Run]) -> list[Run]:
-    """The runs with names of models: the weights, and the arguments in which models of the same weights differ.
-
-    Likewise a method and the parameters of its filter, where they differ.
-    """
-    alike: dict[str, dict[str, Mapping[str, Any]]] = {}
-    variants: dict[str, set[str]] = {}
-    for run in runs:
-        alike.setdefault(run.model, {})[digest(run.arguments)] = run.arguments
-        for name, given in run.parameters.items():
-            variants.setdefault(run.methods[name], set()).add(given)
-    named = []
-    for run in runs:
-        others = alike[run.model].values()
-        details = [
-            str(value) if key == BACKEND else f"{key}={value}"
-            for key, value in sorted(run.arguments.items())
-            if any(other.get(key) != value for other in others)
-        ]
-        name = f"{run.model} ({', '.join(details)})" if details else run.model
-        methods = {
-            one: f"{method} ({run.parameters[one]})" if len(variants.get(method, ())) > 1 else method
-            for one, method in run.methods.items()
-        }
-        named.append(replace(run, model=printable(name), methods=methods))
-    return named
-
-
-def short_model_names(names: Iterable[str]) -> dict[str, str]:
-    """Paths cut to their last part, where that leaves no two models with one name."""
-    names = sorted(set(names))
-    short = {name: _without_folders(name) for name in names}
-    taken = list(short.values())
-    return {name: cut if taken.count(cut) == 1 else name for name, cut in short.items()}
-
-
-def _without_folders(name: str) -> str:
-    weights, bracket, details = name.partition(" (")
-    if weights.startswith(("/", ".", "~")) or weights.endswith(".gguf"):
-        weights = weights.rstrip("/").rpartition("/")[2] or weights
-    return weights.removesuffix(".gguf") + bracket + details
-
-
-def _object(document: Any, key: str) -> dict[str, Any]:
-    value = document.get(key) if isinstance(document, dict) else None
-    if not isinstance(value, dict):
-        raise ResultsError(f"it has no object '{key}', so it is not a result of lm-eval")
-    return value
 
 
 def _number(value: Any) -> float | None:

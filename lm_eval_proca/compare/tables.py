@@ -8,7 +8,7 @@ from typing import Any
 
 from lm_eval_proca.compare.blocks import DECIMALS, Accuracy, Average
 from lm_eval_proca.compare.comparison import Report
-from lm_eval_proca.compare.leaderboard import LEVEL, Leaderboard, Standing, Tally
+from lm_eval_proca.compare.leaderboard import SIGNIFICANCE_LEVEL, Leaderboard, Standing, Tally
 
 DASH = "\N{EN DASH}"
 MISSING = DASH
@@ -156,9 +156,9 @@ def leaderboard_caption(report: Report) -> str:
         f"Accuracy and gain over raw in per cent, ranked within one number of shots. {average_caption(report)} It is "
         f"over the seeds that all models have; gains, wins and losses are over those that both sides have. "
         f"W{DASH}L: datasets on which the mean is higher{DASH}lower than raw{between}; in brackets "
-        f"those significant at {LEVEL:g} by an exact paired test over the same documents (McNemar's, with the "
-        f"differences of a document summed over seeds), Holm-adjusted over the leaderboard; (no test): documents not "
-        f"logged or not the same."
+        f"those significant at {SIGNIFICANCE_LEVEL:g} by an exact paired test over the same documents (McNemar's, with "
+        f"the differences of a document summed over seeds), Holm-adjusted over the leaderboard; (no test): documents "
+        f"not logged or not the same."
     )
     fewer_seeds = any(one.average.fewer_seeds for board in report.leaderboards for one in board.standings)
     return f"{caption} {FEWER_SEEDS_CAPTION}" if fewer_seeds else caption

@@ -1,13 +1,12 @@
 """Finished runs of `lm_eval --log_samples`: every fixed-label task of a results file, calibrated from its sample log.
 
-One task is read, cross-fitted, measured and written before the next, so memory holds the scores of one sample log.
+One task is read, cross-fitted and measured before the next, so memory holds the scores of one sample log.
 What lm-eval measured stays as it is; calibrated rows come beside it.
 """
 
 from __future__ import annotations
 
 import math
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +17,6 @@ import numpy as np
 from lm_eval_proca.calibration.base import Calibrator
 from lm_eval_proca.calibration.registry import CALIBRATORS
 from lm_eval_proca.errors import ScoreTableError
-from lm_eval_proca.files import replacing
 from lm_eval_proca.metrics import standard_error
 from lm_eval_proca.runs.answers import Correct
 from lm_eval_proca.runs.groups import (
@@ -31,7 +29,7 @@ from lm_eval_proca.runs.groups import (
     lower_is_better,
 )
 from lm_eval_proca.runs.output_folder import ACCURACY, evaluated, mapping, read_document, record_of, samples_file
-from lm_eval_proca.runs.sample_logs import Fields, UnclearTarget, first_lines, known_of, read_log, with_filter
+from lm_eval_proca.runs.sample_logs import Fields, UnclearTarget, first_lines, known_of, read_log
 from lm_eval_proca.scores.fitting import RAW, Fit, fit_all, predictions, recorded, suited
 from lm_eval_proca.scores.record import RunRecord
 from lm_eval_proca.scores.score_table import NO_GOLD, ScoreTable
@@ -117,35 +115,22 @@ def calibrate_run(
     return run
 
 
-def write_samples(task: FittedTask, target: Path) -> None:
-    """lm-eval's sample log, and then one line per document for every calibrator."""
-    gold = task.table.gold_of("eval")
-    with replacing(target) as unfinished, unfinished.open("wb") as written:
-        with task.samples.open("rb") as lines:
-            shutil.copyfileobj(lines, written)
-        for name, fit in task.fits.items():
-            right = np.argmax(fit.log_proba, axis=1) == gold
-            for row, fields in _documents(task):
-                known = bool(right[row]) if gold[row] != NO_GOLD else None
-                written.write(with_filter(fields, name, fit.log_proba[row], known).encode())
+def documents(task: FittedTask) -> Iterator[tuple[int, Fields]]:
+    """What one line says of each document; lines are in the order of the table, fits in that of the documents."""
+    rows = np.argsort(np.argsort(task.table.index, kind="stable"), kind="stable")
+    yield from zip(rows.tolist(), (fields for _, fields in first_lines(task.samples)), strict=True)
 
 
 def answers(task: FittedTask) -> Correct:
     """Of such a log only what a comparison reads: id and hash of every document; by filter, right or wrong."""
     gold = task.table.gold_of("eval")
-    hashes = {row: str(fields.get("doc_hash")) for row, fields in _documents(task)}
+    hashes = {row: str(fields.get("doc_hash")) for row, fields in documents(task)}
     indices = task.table.index_of("eval").tolist()
     labeled = np.flatnonzero(gold != NO_GOLD)
     return Correct.of(
         [(indices[row], hashes[row]) for row in labeled.tolist()],
         {name: (predicted == gold)[labeled] for name, _, predicted in predictions(task.table, task.fits)},
     )
-
-
-def _documents(task: FittedTask) -> Iterator[tuple[int, Fields]]:
-    """What one line says of each document; lines are in the order of the table, fits in that of the documents."""
-    rows = np.argsort(np.argsort(task.table.index, kind="stable"), kind="stable")
-    yield from zip(rows.tolist(), (fields for _, fields in first_lines(task.samples)), strict=True)
 
 
 def _read(file: Path, document: Mapping[str, Any], task: str) -> ScoreTable | Skipped:

@@ -176,25 +176,6 @@ def lines(path: Path) -> Iterator[tuple[int, Fields]]:
         raise ScoreTableError(f"line {number} of {path} is not JSON; the file is damaged or was cut.") from error
 
 
-def with_filter(fields: Fields, name: str, log_proba: np.ndarray, right: bool | None) -> str:
-    """The same document as lm-eval would log it under a calibrator's filter, whose only metric is accuracy.
-
-    `right` is None for a document without a gold label.
-    """
-    greedy = [response[0][1] for response in fields["resps"]][: len(log_proba)]
-    kept, hashes = ("doc_id", "doc", "target", "arguments", "resps"), ("doc_hash", "prompt_hash", "target_hash")
-    metrics = {} if right is None else {ACCURACY: float(right)}
-    changed: Fields = {
-        **{key: fields[key] for key in kept if key in fields},
-        "filtered_resps": [[str(score), flag] for score, flag in zip(log_proba.tolist(), greedy, strict=True)],
-        "filter": name,
-        "metrics": list(metrics),
-        **{key: fields[key] for key in hashes if key in fields},
-        **metrics,
-    }
-    return json.dumps(changed, ensure_ascii=False) + "\n"
-
-
 def _sample(number: int, fields: Fields, doc_to_target: Any, path: Path) -> Sample:
     try:
         arguments = list(fields["arguments"].values())

@@ -11,7 +11,8 @@ import pytest
 from scipy.stats import binomtest, kendalltau
 from sklearn.metrics import recall_score
 
-from lm_eval_proca.compare.comparison import Report, as_dict, compare
+from lm_eval_proca.compare.comparison import Report, compare
+from lm_eval_proca.compare.formats.structured import as_dict
 from lm_eval_proca.compare.page import render_page
 from tests.output_folders import Matrix, write_output
 from tests.score_tables import made_table

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from lm_eval_proca.compare.columns import measurements_of
-from lm_eval_proca.compare.results import read_results, short_model_names
+from lm_eval_proca.compare.names import short_model_names
+from lm_eval_proca.compare.results import read_results
 from lm_eval_proca.errors import ResultsError
 from lm_eval_proca.runs.answers import read_correct
 from lm_eval_proca.runs.sample_logs import UnclearTarget

@@ -19,9 +19,9 @@ from lm_eval_proca.runs.finished import (
     CalibratedRun,
     FittedTask,
     calibrate_run,
-    write_samples,
 )
 from lm_eval_proca.runs.sample_logs import read_samples
+from lm_eval_proca.runs.writing import write_samples
 from lm_eval_proca.scores.fitting import fit, make_calibrators
 from tests.conftest import made_sentences, write_jsonl
 from tests.output_folders import Matrix, write_output
@@ -179,10 +179,8 @@ def test_bias_is_recorded_before_and_after(tmp_path: Path, tasks: dict[str, Matr
 
 
 def written(run_file: Path, output: Path) -> CalibratedRun:
-    output.mkdir()
-
     def keep(task: FittedTask) -> None:
-        write_samples(task, output / task.samples.name)
+        write_samples(task, output)
 
     return calibrate_run(run_file, BC, keep=keep)
 

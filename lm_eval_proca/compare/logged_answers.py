@@ -1,0 +1,71 @@
+"""Right or wrong, document by document, behind the accuracies of a comparison: what its paired tests need."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from lm_eval_proca.compare.columns import Measurement
+from lm_eval_proca.compare.results import Notice, Run
+from lm_eval_proca.errors import ProcaError
+from lm_eval_proca.runs.answers import Correct, joined, read_correct
+from lm_eval_proca.runs.sample_logs import UnclearTarget
+
+NAMED = 3
+"""So many folders without logs are named."""
+
+
+class LoggedAnswers:
+    """The answers behind measurements, each log read once, and why some are not known."""
+
+    def __init__(self, known: Mapping[Path, Correct]) -> None:
+        """`known` stand in place of the logs of their paths."""
+        self._known = known
+        self._read: dict[tuple[Path, ...], Correct | None] = {}
+        self._notices: dict[Path, Notice] = {}
+        self._not_logged: dict[Path, None] = {}
+
+    def __call__(self, measurement: Measurement) -> Correct | None:
+        run = measurement.run
+        files = tuple(run.samples_files)
+        if files not in self._read:
+            self._read[files] = self._joined(run, files)
+        return self._read[files]
+
+    def notices(self) -> list[Notice]:
+        notices = list(self._notices.values())
+        if self._not_logged:
+            some = ", ".join(str(file.parent) for file in list(self._not_logged)[:NAMED])
+            more = f" and {len(self._not_logged) - NAMED} more" if len(self._not_logged) > NAMED else ""
+            text = f"Documents of {len(self._not_logged)} results are not logged, so their paired tests are left out "
+            notices.append(Notice("no test", f"{text}(run lm_eval with --log_samples): {some}{more}."))
+        return notices
+
+    def _joined(self, run: Run, files: Sequence[Path]) -> Correct | None:
+        found = [one for one in map(self._of_file, files) if one is not None]
+        if len(found) < len(files):
+            return None
+        correct = joined(found)
+        for name, accuracy in run.accuracy.items():
+            logged = correct.by_filter.get(name)
+            if logged is None or abs(logged.mean() - accuracy) > 1e-6:
+                # The average of a group need not weigh its tasks by size; a test over documents would not be its test.
+                if not run.members:
+                    self._left_out(files[0], "damaged", f"{files[0]} does not give the accuracies of {run.file}")
+                return None
+        return correct
+
+    def _of_file(self, file: Path) -> Correct | None:
+        if file in self._known:
+            return self._known[file]
+        if not file.is_file():
+            self._not_logged[file] = None
+            return None
+        try:
+            return read_correct(file)
+        except ProcaError as error:
+            self._left_out(file, "no test" if isinstance(error, UnclearTarget) else "damaged", str(error))
+            return None
+
+    def _left_out(self, file: Path, kind: str, reason: str) -> None:
+        self._notices[file] = Notice(kind, f"{reason.rstrip('.')}; its paired tests are left out.")

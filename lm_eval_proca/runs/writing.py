@@ -1,0 +1,93 @@
+"""Calibrated runs as files: results and sample logs as lm-eval writes them, each whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from lm_eval_proca.errors import ResultsError
+from lm_eval_proca.files import replacing
+from lm_eval_proca.runs.finished import CalibratedRun, FittedTask, documents
+from lm_eval_proca.runs.output_folder import ACCURACY, samples_file
+from lm_eval_proca.runs.sample_logs import Fields
+from lm_eval_proca.scores.gold import NO_GOLD
+
+
+class CannotWrite(ResultsError):
+    """A folder that takes no files: no other result could be written there either."""
+
+
+def check_folder(folder: Path) -> None:
+    """Fail early if files cannot be written into the folder."""
+    with _sentence_about(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+
+
+def write_samples(task: FittedTask, folder: Path) -> None:
+    """lm-eval's sample log, and then one line per document for every calibrator."""
+    gold = task.table.gold_of("eval")
+    with _written(folder / task.samples.name) as unfinished, unfinished.open("wb") as written:
+        with task.samples.open("rb") as lines:
+            shutil.copyfileobj(lines, written)
+        for name, fit in task.fits.items():
+            right = np.argmax(fit.log_proba, axis=1) == gold
+            for row, fields in documents(task):
+                known = bool(right[row]) if gold[row] != NO_GOLD else None
+                written.write(_with_filter(fields, name, fit.log_proba[row], known).encode())
+
+
+def write_results(run: CalibratedRun, target: Path) -> None:
+    """The logs of tasks without calibrated rows as they are, and the results file: whoever finds it finds all logs."""
+    for task in run.document["configs"]:
+        source = samples_file(run.file, task)
+        if source.is_file() and task not in run.calibrated:
+            with _written(target.parent / source.name) as unfinished:
+                shutil.copyfile(source, unfinished)
+    with _written(target) as unfinished:
+        unfinished.write_text(json.dumps(run.document, indent=2, ensure_ascii=False), encoding="utf-8")
+
+
+def _with_filter(fields: Fields, name: str, log_proba: np.ndarray, right: bool | None) -> str:
+    """The same document as lm-eval would log it under a calibrator's filter, whose only metric is accuracy.
+
+    `right` is None for a document without a gold label.
+    """
+    greedy = [response[0][1] for response in fields["resps"]][: len(log_proba)]
+    kept, hashes = ("doc_id", "doc", "target", "arguments", "resps"), ("doc_hash", "prompt_hash", "target_hash")
+    metrics = {} if right is None else {ACCURACY: float(right)}
+    changed: Fields = {
+        **{key: fields[key] for key in kept if key in fields},
+        "filtered_resps": [[str(score), flag] for score, flag in zip(log_proba.tolist(), greedy, strict=True)],
+        "filter": name,
+        "metrics": list(metrics),
+        **{key: fields[key] for key in hashes if key in fields},
+        **metrics,
+    }
+    return json.dumps(changed, ensure_ascii=False) + "\n"
+
+
+@contextmanager
+def _written(path: Path) -> Iterator[Path]:
+    """A file to write, which takes its place once it is whole."""
+    with _sentence_about(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as unfinished:
+            yield unfinished
+
+
+@contextmanager
+def _sentence_about(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise CannotWrite(
+            f"Cannot write {path} ({error.strerror}); what was written before is whole. Make room or name another "
+            f"--output, and run the command again."
+        ) from error
