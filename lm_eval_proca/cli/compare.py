@@ -71,7 +71,7 @@ def _calibrated(files: Sequence[Path], patterns: Sequence[str]) -> Calibrated:
     count = 0
 
     def keep(task: FittedTask) -> None:
-        found.answers[task.samples] = answers(task)
+        found.answers[task.log.path] = answers(task)
 
     with progress(files) as done:
         for file in files:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from lm_eval_proca.errors import ProcaError, ResultsError
 from lm_eval_proca.runs.output_folder import ACCURACY
 from lm_eval_proca.runs.sample_logs import Fields, lines, read_samples
 from lm_eval_proca.scores.fitting import RAW
-from lm_eval_proca.scores.score_table import NO_GOLD
+from lm_eval_proca.scores.score_table import NO_GOLD, ScoreTable
 
 
 @dataclass(frozen=True)
@@ -35,11 +36,11 @@ class Correct:
 def read_correct(file: Path) -> Correct:
     """Read one samples file; a damaged one is refused with a sentence."""
     rows: dict[str, dict[tuple[int, str], bool | None]] = {}
-    gold = _Gold(file)
+    table = cache(partial(read_samples, file))  # which most logs do not need
     for number, fields in lines(file):
         try:
             name = str(fields.get("filter", RAW))  # some older lm-eval wrote none
-            rows.setdefault(name, {})[int(fields["doc_id"]), str(fields["doc_hash"])] = _is_right(fields, gold)
+            rows.setdefault(name, {})[int(fields["doc_id"]), str(fields["doc_hash"])] = _is_right(fields, table)
         except ProcaError:
             raise
         except (ValueError, KeyError, TypeError, IndexError) as error:
@@ -66,30 +67,13 @@ def joined(parts: Sequence[Correct]) -> Correct:
     )
 
 
-class _Gold:
-    """The gold labels of a log, read once, and only if a line needs them."""
-
-    def __init__(self, file: Path) -> None:
-        self._file = file
-        self._labels = 0
-        self._known: dict[int, int] | None = None
-
-    def __call__(self, doc_id: int) -> tuple[int, int]:
-        """The gold label of a document, and how many labels there are."""
-        if self._known is None:
-            table = read_samples(self._file)
-            self._known = dict(zip(table.index.tolist(), table.gold.tolist(), strict=True))
-            self._labels = len(table.labels)
-        return self._known[doc_id], self._labels
-
-
-def _is_right(fields: Fields, gold: _Gold) -> bool | None:
+def _is_right(fields: Fields, table: Callable[[], ScoreTable]) -> bool | None:
     """None for a document without a gold label.
 
-    Tasks that report other metrics than accuracy, such as acc_norm alone, do not log it; scores and gold label give it.
+    A task that reports acc_norm alone does not log whether the highest score was right; the gold label tells.
     """
     if ACCURACY in fields:
         return {0.0: False, 1.0: True}[float(fields[ACCURACY])]
-    label, labels = gold(int(fields["doc_id"]))
-    scores = [float(response[0]) for response in fields["filtered_resps"]][:labels]
-    return None if label == NO_GOLD else bool(np.argmax(scores) == label)
+    gold = int(table().gold[table().index == int(fields["doc_id"])][0])
+    scores = [float(response[0]) for response in fields["filtered_resps"]][: len(table().labels)]
+    return None if gold == NO_GOLD else bool(np.argmax(scores) == gold)

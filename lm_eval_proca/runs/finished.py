@@ -7,7 +7,7 @@ What lm-eval measured stays as it is; calibrated rows come beside it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,7 +29,7 @@ from lm_eval_proca.runs.groups import (
     lower_is_better,
 )
 from lm_eval_proca.runs.output_folder import ACCURACY, evaluated, mapping, read_document, record_of, samples_file
-from lm_eval_proca.runs.sample_logs import Fields, UnclearTarget, first_lines, known_of, read_log
+from lm_eval_proca.runs.sample_logs import SampleLog, UnclearTarget, known_of, read_log
 from lm_eval_proca.scores.fitting import RAW, Fit, fit_all, predictions, recorded, suited
 from lm_eval_proca.scores.record import RunRecord
 from lm_eval_proca.scores.score_table import NO_GOLD, ScoreTable
@@ -68,7 +68,7 @@ class FittedTask:
     """One task of a results file: its scores, and what the calibrators make of them."""
 
     name: str
-    samples: Path
+    log: SampleLog
     table: ScoreTable
     fits: Mapping[str, Fit]
 
@@ -101,12 +101,13 @@ def calibrate_run(
         if (reason := why_unchanged(run.document, name)) is not None:
             run.unchanged.setdefault(reason, []).append(name)
             continue
-        table = _read(file, run.document, name)
-        if isinstance(table, Skipped):
-            run.skipped.append(table)
+        found = _read(file, run.document, name)
+        if isinstance(found, Skipped):
+            run.skipped.append(found)
         else:
+            log, table = found
             fits, failures = fit_all(table, calibrators if asked else suited(calibrators, len(table.labels)))
-            task = FittedTask(name, samples_file(file, name), table, fits)
+            task = FittedTask(name, log, table, fits)
             records[name] = recorded(table, fits, failures)
             _add_rows(run, task, records[name])
             keep(task)
@@ -115,25 +116,18 @@ def calibrate_run(
     return run
 
 
-def documents(task: FittedTask) -> Iterator[tuple[int, Fields]]:
-    """What one line says of each document; lines are in the order of the table, fits in that of the documents."""
-    rows = np.argsort(np.argsort(task.table.index, kind="stable"), kind="stable")
-    yield from zip(rows.tolist(), (fields for _, fields in first_lines(task.samples)), strict=True)
-
-
 def answers(task: FittedTask) -> Correct:
-    """Of such a log only what a comparison reads: id and hash of every document; by filter, right or wrong."""
+    """What a comparison reads of its calibrated log: id and hash of each document; by filter, right or wrong."""
     gold = task.table.gold_of("eval")
-    hashes = {row: str(fields.get("doc_hash")) for row, fields in documents(task)}
-    indices = task.table.index_of("eval").tolist()
     labeled = np.flatnonzero(gold != NO_GOLD)
+    documents = sorted((sample.doc_id, sample.doc_hash) for sample in task.log.samples)
     return Correct.of(
-        [(indices[row], hashes[row]) for row in labeled.tolist()],
+        [documents[row] for row in labeled],
         {name: (predicted == gold)[labeled] for name, _, predicted in predictions(task.table, task.fits)},
     )
 
 
-def _read(file: Path, document: Mapping[str, Any], task: str) -> ScoreTable | Skipped:
+def _read(file: Path, document: Mapping[str, Any], task: str) -> tuple[SampleLog, ScoreTable] | Skipped:
     path = samples_file(file, task)
     if not path.is_file():
         return Skipped(task, f"there is no {path.name} beside {file} (run lm_eval with --log_samples)", damaged=True)
@@ -152,7 +146,7 @@ def _read(file: Path, document: Mapping[str, Any], task: str) -> ScoreTable | Sk
     measured = document["results"][task].get(RAW_ACCURACY, logged)
     if not isinstance(measured, (int, float)) or not math.isclose(logged, measured, abs_tol=SAME):
         return Skipped(task, f"{path} does not give the accuracy of {file}", damaged=True)
-    return table
+    return log, table
 
 
 def _add_rows(run: CalibratedRun, task: FittedTask, record: RunRecord) -> None:

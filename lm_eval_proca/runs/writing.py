@@ -13,9 +13,9 @@ import numpy as np
 
 from lm_eval_proca.errors import ResultsError
 from lm_eval_proca.files import replacing
-from lm_eval_proca.runs.finished import CalibratedRun, FittedTask, documents
+from lm_eval_proca.runs.finished import CalibratedRun, FittedTask
 from lm_eval_proca.runs.output_folder import ACCURACY, samples_file
-from lm_eval_proca.runs.sample_logs import Fields
+from lm_eval_proca.runs.sample_logs import Fields, first_lines
 from lm_eval_proca.scores.gold import NO_GOLD
 
 
@@ -33,12 +33,14 @@ def check_folder(folder: Path) -> None:
 def write_samples(task: FittedTask, folder: Path) -> None:
     """lm-eval's sample log, and then one line per document for every calibrator."""
     gold = task.table.gold_of("eval")
-    with _written(folder / task.samples.name) as unfinished, unfinished.open("wb") as written:
-        with task.samples.open("rb") as lines:
+    rows = {index: row for row, index in enumerate(task.table.index_of("eval").tolist())}
+    with _written(folder / task.log.path.name) as unfinished, unfinished.open("wb") as written:
+        with task.log.path.open("rb") as lines:
             shutil.copyfileobj(lines, written)
         for name, fit in task.fits.items():
             right = np.argmax(fit.log_proba, axis=1) == gold
-            for row, fields in documents(task):
+            for _, fields in first_lines(task.log.path):
+                row = rows[int(fields["doc_id"])]
                 known = bool(right[row]) if gold[row] != NO_GOLD else None
                 written.write(_with_filter(fields, name, fit.log_proba[row], known).encode())
 
