@@ -110,7 +110,7 @@ def _print(
 
 
 def _is_output_of_lm_eval(path: str) -> bool:
-    """A results file, or a folder; but one with score tables has more than sample logs."""
+    """A results file, or a folder without score tables, which would hold more than sample logs."""
     found = Path(path)
     return found.suffix == ".json" or (found.is_dir() and not visible_files(found, "*.parquet"))
 
@@ -185,7 +185,7 @@ def _report(row: Measured) -> dict[str, Any]:
 
 
 def _label_rows(table: ScoreTable, measured: Sequence[Measured]) -> list[dict[str, Any]]:
-    """Per label: how often it is right, and what each method gives it; last the standard deviation of recalls."""
+    """One row per method and label: what the method gives the label, and how often the label is right."""
     return [
         {
             "calibrator": row.name,

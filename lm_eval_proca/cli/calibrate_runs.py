@@ -14,11 +14,9 @@ from tqdm import tqdm
 from lm_eval_proca.calibration.base import Calibrator
 from lm_eval_proca.errors import ResultsError
 from lm_eval_proca.runs.finished import CalibratedRun, FittedTask, calibrate_run
+from lm_eval_proca.runs.groups import some_of
 from lm_eval_proca.runs.output_folder import RESULT_FILE, result_files, samples_without_results
 from lm_eval_proca.runs.writing import CannotWrite, check_folder, write_results, write_samples
-
-NAMED = 5
-"""So many tasks are named where a sentence is about many."""
 
 
 def calibrate_folders(
@@ -100,21 +98,17 @@ def _print(run: CalibratedRun) -> None:
 def _notes(run: CalibratedRun) -> Iterator[str]:
     if run.calibrated:
         yield (
-            f"{_count(run.calibrated)} calibrated on their own unlabeled evaluation rows, cross-fitted: every document "
-            f"by a fit that has not seen it. recall_sd is the standard deviation of recall over the labels; a group's "
-            f"is that of all its documents."
+            f"{_count(run.calibrated)} calibrated, each on its own unlabeled evaluation rows, cross-fitted: every "
+            f"document by a fit that has not seen it. recall_sd is the standard deviation of recall over the labels; a "
+            f"group's is that of all its documents."
         )
     for reason, tasks in run.unchanged.items():
-        yield f"{_count(tasks)} unchanged ({_some(tasks)}): {reason}."
+        yield f"{_count(tasks)} unchanged ({some_of(tasks)}): {reason}."
     for reason, names in run.failures.items():
         calibrators = dict.fromkeys(name for of_task in names.values() for name in of_task)
-        yield f"no row for {', '.join(calibrators)} of {_some(list(names))}: {reason}"
+        yield f"no row for {', '.join(calibrators)} of {some_of(list(names))}: {reason}"
     yield from run.notes
 
 
 def _count(tasks: Sequence[str]) -> str:
     return f"{len(tasks)} task{'' if len(tasks) == 1 else 's'}"
-
-
-def _some(tasks: Sequence[str]) -> str:
-    return ", ".join(tasks[:NAMED]) + (f" and {len(tasks) - NAMED} more" if len(tasks) > NAMED else "")

@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _calibrated(files: Sequence[Path], patterns: Sequence[str]) -> Calibrated:
-    """What results files that have sample logs and no calibrated rows would be with such rows."""
+    """Calibrate results files that have sample logs and no calibrated rows, without writing them."""
     found = Calibrated()
     calibrators = calibrators_of_documents(hidden_states=False)
     count = 0
@@ -108,7 +108,7 @@ def _write_tables(report: Report, format_: str, output: str | None) -> None:
 
 
 def _say(report: Report, shown: bool) -> None:
-    """Notices that standard output does not show; no failure without a word on stderr, but none said twice."""
+    """Print the notices that standard output does not show: no failure is silent, and nothing is said twice."""
     if not shown:
         for notice in report.notices:
             print(f"{notice.kind}: {notice.text}", file=sys.stderr)

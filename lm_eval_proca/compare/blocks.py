@@ -13,20 +13,20 @@ from lm_eval_proca.metrics import grouped, mean, standard_deviation
 RAW_METHOD = "raw"
 METHOD_ORDER = (RAW_METHOD, "bc", "bc-g", "conca", "proca-g", "proca", "proca_a", "proca_h")
 DECIMALS = 1
-"""Of the per cent shown; what looks equal in a table is equally best."""
+"""Of the per cent shown; methods that look equal in a table are equally best."""
 
 Seed = int | None
 Seeds = Mapping[Dataset, Collection[Seed]]
 
 
 def method_order(method: str) -> tuple[int, str]:
-    """Raw first, then the calibrator that is safe on any scores, the paper's method last, anybody's own after that."""
+    """Sorts methods as METHOD_ORDER does; others follow by name."""
     return (METHOD_ORDER.index(method) if method in METHOD_ORDER else len(METHOD_ORDER), method)
 
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Of one method on one dataset, under each seed; `fewer_seeds` if other results with as many shots have more."""
+    """One method on one dataset, by seed; `fewer_seeds`: other results with as many shots have more seeds."""
 
     by_seed: Mapping[Seed, Measurement]
     fewer_seeds: bool
@@ -46,7 +46,7 @@ class Accuracy:
 
 @dataclass(frozen=True)
 class Average:
-    """Over one column per task; `mean` is None where other rows with as many shots have a dataset that this one lacks.
+    """Over one column per task; `mean` is None if other rows with as many shots have a dataset that this one lacks.
 
     `present` of the `expected` tasks are behind it: all that are compared, with any number of shots.
     """
@@ -75,14 +75,14 @@ class Block:
 
     @property
     def datasets(self) -> list[Dataset]:
-        """All it has, and those its averages lack."""
+        """All that the block has, and those that its averages lack."""
         return sorted({dataset for _, dataset in self.accuracies} | set(self.averaged))
 
     def seeds_of(self, dataset: Dataset) -> set[Seed]:
         return {seed for (_, of), accuracy in self.accuracies.items() if of == dataset for seed in accuracy.by_seed}
 
     def average(self, method: str, seeds: Seeds | None = None) -> Average:
-        """Over all seeds of each dataset, or over these, of which none may be missing."""
+        """Over all seeds of each dataset, or over these `seeds`; None if one of them is missing."""
         present = {d: self.accuracies[method, d] for d in self.averaged if (method, d) in self.accuracies}
         chosen = seeds or {dataset: list(accuracy.by_seed) for dataset, accuracy in present.items()}
         complete = len(present) == len(self.averaged) and all(
@@ -137,7 +137,7 @@ def _block(
 
 
 def common_seeds(blocks: Sequence[Block]) -> dict[Dataset, list[Seed]]:
-    """Per averaged dataset the seeds that every model has which has the dataset: averages over these are comparable."""
+    """By dataset, the seeds of all models that have the dataset: averages over these can be compared."""
     common = {}
     for dataset in blocks[0].averaged:
         seeds = [found for block in blocks if (found := block.seeds_of(dataset))]
@@ -176,7 +176,7 @@ def _missing(block: Block) -> Iterable[Notice]:
 
 
 def _unequal_seeds(shots: int, blocks: Sequence[Block]) -> Iterable[Notice]:
-    """Models with different seeds, once for all datasets with the same ones."""
+    """A sentence where models have different seeds, once for all datasets that it holds for."""
     alike: dict[str, list[str]] = {}
     for dataset, common in common_seeds(blocks).items():
         seeds = {block.model: found for block in blocks if (found := block.seeds_of(dataset))}

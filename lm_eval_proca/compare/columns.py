@@ -93,7 +93,7 @@ def _comparable_conditions(run: Run, of_task: Sequence[Run]) -> Conditions:
 
 
 def _column_names(task: str, conditions: Sequence[Conditions]) -> tuple[dict[Conditions, str], list[str]]:
-    """A name per set of conditions, with as few differences in it as tell them apart; and all that differs."""
+    """A name for each set of conditions, with as few differences as tell them apart; and all that differs."""
     short = short_task_name(task)
     distinct = list(dict.fromkeys(conditions))
     says = {

@@ -97,7 +97,7 @@ def compare(
 
 
 def _about_fits(measurements: Iterable[Measurement]) -> Iterator[Notice]:
-    """What fits said against themselves: a sentence per method, with its first few cases."""
+    """The warnings of fits: one sentence per method, with its first few cases."""
     of_method = grouped(measurements, lambda one: one.method)
     for method in sorted(of_method, key=method_order):
         warned = [one for one in of_method[method] if one.filter_name in one.run.warnings]

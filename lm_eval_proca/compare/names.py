@@ -107,7 +107,7 @@ def named_apart(runs: Sequence[Run]) -> list[Run]:
 
 
 def short_model_names(names: Iterable[str]) -> dict[str, str]:
-    """Paths cut to their last part, where that leaves no two models with one name."""
+    """Paths cut to their last part, unless two models would then have one name."""
     names = sorted(set(names))
     short = {name: _without_folders(name) for name in names}
     taken = list(short.values())

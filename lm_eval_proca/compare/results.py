@@ -81,7 +81,7 @@ class Run:
     labels: tuple[str, ...]
     label_counts: Mapping[str, LabelCounts]
     warnings: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """What each fit said against itself, by filter."""
+    """The warnings of each fit, by filter."""
     members: tuple[str, ...] = ()
     """The tasks of a group, whose average this is."""
 
@@ -135,9 +135,7 @@ def read_results(
     wanted = _matching(names, patterns, results.notices)
     results.runs = named_apart([run for run in results.runs if run.task in wanted])
     results.notices += [
-        Notice(
-            "left out", f"{task} was left out, {count} times: it has no calibrated accuracy, only '{ACCURACY},{RAW}'."
-        )
+        Notice("left out", f"{task} has no calibrated accuracy in {count} results, only '{ACCURACY},{RAW}'.")
         for task, count in without_calibration.items()
         if task in wanted
     ]
@@ -151,7 +149,7 @@ def read_results(
 
 
 def _matching(names: Iterable[str], patterns: Iterable[str], notices: list[Notice]) -> set[str]:
-    """The names that are asked for; a pattern that matches none of them is said."""
+    """The names that match a pattern; a notice names the patterns that match none."""
     found = {pattern: {name for name in names if matches(name, [pattern])} for pattern in patterns}
     unmatched = ", ".join(repr(pattern) for pattern, matching in found.items() if not matching)
     if names and unmatched:
@@ -163,7 +161,7 @@ def _matching(names: Iterable[str], patterns: Iterable[str], notices: list[Notic
 
 
 def _nothing_to_compare(text: str, notices: Iterable[Notice]) -> ResultsError:
-    """What was skipped may be what was wanted."""
+    """The error also says what was skipped, which may be what the user wanted."""
     return ResultsError(" ".join([text, *(notice.text for notice in notices)]))
 
 
@@ -220,7 +218,7 @@ def _warnings(fits: Mapping[str, Any], filters: Iterable[str]) -> dict[str, list
 
 
 def _with_groups(document: Mapping[str, Any], runs: Sequence[Run]) -> list[Run]:
-    """The outermost groups in place of their tasks, where all of those are there and alike in shots and seed."""
+    """The outermost groups in place of their tasks, if all of these are there, with the same shots and seed."""
     by_task = {run.task: run for run in runs}
     subtasks = mapping(document, "group_subtasks")
     inner = {child for children in subtasks.values() for child in children}

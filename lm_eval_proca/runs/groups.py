@@ -21,6 +21,9 @@ RAW_ACCURACY = f"{ACCURACY},{RAW}"
 SAME = 1e-9
 """Two sums of the same numbers in another order differ by less."""
 
+NAMED = 5
+"""So many tasks are named where a sentence is about many."""
+
 Records = Mapping[str, RunRecord]
 """Of the tasks that were calibrated after the run, by their names."""
 
@@ -44,7 +47,7 @@ def add_group_rows(document: dict[str, Any], records: Records) -> list[str]:
             missing = [task for task in tasks if f"{ACCURACY},{name}" not in results[task]]
             if missing:
                 of = f"{len(missing)} of the {len(tasks)} tasks in its raw row"
-                notes.append(f"{group}: no row for {name}, since {of} have none ({_some(missing)}).")
+                notes.append(f"{group}: no row for {name}, since {of} have none ({some_of(missing)}).")
                 continue
             row = {} if name == RAW else _average(name, [results[task] for task in tasks], sizes, by_size)
             if calibrated == tasks and len({records[task].labels for task in tasks}) == 1:
@@ -53,6 +56,11 @@ def add_group_rows(document: dict[str, Any], records: Records) -> list[str]:
             results[group].update(row)
             (document.get("groups") or {}).get(group, {}).update(row)
     return notes
+
+
+def some_of(tasks: Sequence[str]) -> str:
+    """The first of many names, for a sentence."""
+    return ", ".join(tasks[:NAMED]) + (f" and {len(tasks) - NAMED} more" if len(tasks) > NAMED else "")
 
 
 def has_unlabeled(record: RunRecord) -> bool:
@@ -79,7 +87,7 @@ def _weighs_by_size(
     if not all(isinstance(size, int) and size > 0 for size in sizes):
         raise _Unknown("the results file does not say how many documents its tasks have")
     if partly := [task for task in tasks if task in records and has_unlabeled(records[task])]:
-        raise _Unknown(f"its raw row counts documents without a gold label as wrong ({_some(partly)})")
+        raise _Unknown(f"its raw row counts documents without a gold label as wrong ({some_of(partly)})")
     raw, values = results[group][RAW_ACCURACY], [results[task][RAW_ACCURACY] for task in tasks]
     by_size = math.isclose(raw, np.average(values, weights=sizes), abs_tol=SAME)
     alike = math.isclose(raw, np.mean(values), abs_tol=SAME)
@@ -89,10 +97,6 @@ def _weighs_by_size(
         either = "and its raw accuracy is the same either way"
         raise _Unknown(f"the results file does not say whether it weighs its tasks by size, {either}")
     return by_size
-
-
-def _some(tasks: Sequence[str]) -> str:
-    return ", ".join(tasks[:5]) + (", …" if len(tasks) > 5 else "")
 
 
 def _average(name: str, tasks: Sequence[Mapping[str, Any]], sizes: Sequence[Any], by_size: bool) -> dict[str, Any]:

@@ -40,7 +40,7 @@ def result_files(folders: Iterable[str | Path]) -> list[Path]:
 
 
 def visible_files(folder: Path, pattern: str) -> list[Path]:
-    """In order of their names; those with a leading dot, in name or folder, are unfinished work of somebody."""
+    """By name, without hidden ones: a hidden file or folder is unfinished work."""
     return [
         path
         for path in sorted(folder.rglob(pattern))
@@ -66,7 +66,7 @@ def samples_without_results(folders: Iterable[str | Path], results: Iterable[Pat
 
 
 def leaves(group_subtasks: Mapping[str, Sequence[str]], name: str, above: tuple[str, ...] = ()) -> Iterator[str]:
-    """The tasks of a group and of the groups in it, by the results file's own list; a task is its own."""
+    """The tasks of a group and of its subgroups, as the results file lists them; a task yields itself."""
     children = group_subtasks.get(name) or []
     if not children:
         yield name
@@ -95,7 +95,7 @@ def _all_objects(value: Any) -> bool:
 
 @contextmanager
 def or_skipped(file: Path) -> Iterator[None]:
-    """What is wrong with a results file as a sentence about it: our own errors say the field, json's the line."""
+    """Turn what is wrong with a results file into a sentence that names the file."""
     try:
         yield
     except json.JSONDecodeError as error:

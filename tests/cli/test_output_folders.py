@@ -90,7 +90,7 @@ def test_lm_evals_own_table_with_calibrated_rows(folder: Path, capsys: Output) -
     assert rows["none", "acc"] == f"{raw:.4f}"
     assert float(rows["bc", "acc"]) > raw
     assert float(rows["bc", "recall_sd"]) < float(rows["none", "recall_sd"])
-    assert "2 tasks calibrated on their own unlabeled evaluation rows, cross-fitted" in of_large
+    assert "2 tasks calibrated, each on its own unlabeled evaluation rows, cross-fitted" in of_large
     assert "proca_a" not in of_large, "with four labels it is bc, and nobody asked for it"
 
 

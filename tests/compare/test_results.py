@@ -106,7 +106,7 @@ def test_tasks_without_calibration_are_left_out_and_said(write_result):
     assert [run.task for run in results.runs] == ["proca_sst2"]
     (notice,) = results.notices
     assert notice.kind == "left out"
-    assert "boolq was left out, 2 times" in notice.text
+    assert "boolq has no calibrated accuracy in 2 results" in notice.text
     assert not read_results([folder], ["proca_*"]).notices
 
 
