@@ -123,7 +123,13 @@ def _add_models(models):
 
 
 def _add_filters(filters):
-    import lm_eval_proca.harness.filters  # noqa: F401, which registers them
+    from lm_eval.api.registry import filter_registry
+
+    from lm_eval_proca.calibration.registry import CALIBRATORS
+
+    for name in CALIBRATORS:  # by name: the class needs modules of lm-eval that are still being imported
+        if name not in filter_registry:
+            filter_registry.register(name, target="lm_eval_proca.harness.filters:CalibrationFilter")
 
 
 def _warn(what, error):

@@ -16,7 +16,6 @@ import numpy as np
 from lm_eval.api.filter import Filter
 from lm_eval.api.group import Group
 from lm_eval.api.instance import Instance
-from lm_eval.api.registry import filter_registry
 from lm_eval.api.task import ConfigurableTask
 
 import lm_eval_proca
@@ -280,11 +279,6 @@ def give_out(name: str, fit: Fit, instances: Iterable[Instance], documents: Mapp
         place = row[documents[instance.doc_id].index]
         score = fit.log_proba[place, instance.idx] if instance.idx < labels else raw
         instance.filtered_resps[name] = CalibratedResponse(float(score), is_greedy)
-
-
-for _name in CALIBRATORS:
-    if _name not in filter_registry:  # a later lm-eval may have read our entry points already
-        filter_registry.register(_name, target=CalibrationFilter)
 
 
 # ------------------------------------------------------------------ groups
