@@ -1,6 +1,12 @@
-"""The paper's analyses over score tables, and ours. This module names them and is light to import."""
+"""The paper's analyses over score tables, and ours: a module each. This one names them and is light to import."""
 
 from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lm_eval_proca.paper.analysis import Analysis
 
 ANALYSES = {
     "boundaries": "decision boundaries of two prompts, with their score clouds (Figure 2)",
@@ -14,9 +20,7 @@ ANALYSES = {
     "prototypes": "label scores against hidden states, with and without labels (docs/method.md)",
 }
 
-NOTES = {
-    "prototypes": "labels_on_* are logistic regressions with the labels of all estimate rows.",
-    "size": "at the size of the whole pool all draws are the same rows, so the spread there is zero.",
-    "formats": "log_likelihood is the logit less the log of the sum over the vocabulary, not quite the paper's logit.",
-}
-"""What must be known to read a result."""
+
+def get_analysis(name: str) -> Analysis:
+    """The analysis of this name, imported on first use."""
+    return importlib.import_module(f"{__name__}.{name}").ANALYSIS

@@ -55,8 +55,8 @@ class Display(ABC):
     """
 
     panel_size: ClassVar[tuple[float, float]] = (3.6, 3.0)
-    panel_per_task: ClassVar[bool] = False
-    """Whether there is a panel for each task, which its title names; else there is one panel."""
+    panel_by: ClassVar[tuple[str, ...]] = ()
+    """The columns that have one value in a panel; observations of different models must not be averaged."""
     shared_legend: ClassVar[bool] = True
     ylabel: ClassVar[str] = "accuracy (%)"
 
@@ -68,11 +68,21 @@ class Display(ABC):
 
     def panels(self) -> list[Any]:
         """What each panel is about."""
-        return distinct(one["task"] for one in self.observed) if self.panel_per_task else [None]
+        return distinct(map(self._panel_of, self.observed))
 
     def of_panel(self, panel: Any) -> list[Observation]:
-        """What was observed on the task of a panel."""
-        return [one for one in self.observed if one["task"] == panel]
+        """What was observed of what a panel is about."""
+        return [one for one in self.observed if self._panel_of(one) == panel]
+
+    def title(self, panel: Any) -> str:
+        """The task, and what else differs between panels."""
+        values = dict(zip(self.panel_by, panel or (), strict=False))
+        told = {"model": "{}", "task": "{}", "num_fewshot": "{}-shot"}
+        shown = [key for key in values if key == "task" or len({one[key] for one in self.observed}) > 1]
+        return ", ".join(told[key].format(short_name(str(values[key]))) for key in shown)
+
+    def _panel_of(self, one: Observation) -> tuple[Any, ...]:
+        return tuple(one[column] for column in self.panel_by)
 
     def plot(self: D, ax: Any = None) -> D:
         """Draw on `ax` (an array of axes where there are several panels), or on a new figure."""
@@ -97,18 +107,18 @@ class Display(ABC):
                 figure = axes[0].figure
             for axis, panel in zip(axes, panels, strict=True):
                 axis.set_ylabel(self.ylabel)
-                if self.panel_per_task:
-                    axis.set_title(short_name(panel))
+                axis.set_title(self.title(panel))
                 self.draw(axis, panel)
             if ax is None:
                 lines = textwrap.wrap(self.footnote(), width=int(15 * figure.get_figwidth()))
                 figure.supxlabel("\n".join(lines), fontsize=8, color="#666666")
             if self.shared_legend:
-                handles, names = axes[0].get_legend_handles_labels()
+                found = [pair for axis in axes for pair in zip(*axis.get_legend_handles_labels(), strict=True)]
+                named = {name: handle for handle, name in found}  # a method may be in some of the panels only
                 if ax is None:
-                    figure.legend(handles, names, loc="outside upper center", ncols=len(names))
+                    figure.legend(named.values(), named.keys(), loc="outside upper center", ncols=len(named))
                 else:
-                    axes[0].legend(handles, names)
+                    axes[0].legend(named.values(), named.keys())
         self.figure_ = figure
         self.ax_ = axes if len(panels) > 1 else axes[0]
         return self
@@ -143,8 +153,8 @@ def pyplot() -> Any:
 
 
 def spread_of(groups: Iterable[Sequence[float]]) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation of each group in per cent; what has no spread (one value) is not drawn."""
-    pairs = [(mean(group), standard_deviation(group)) for group in groups]
+    """Mean and standard deviation of each group in per cent; not a number, which is not drawn, where there is none."""
+    pairs = [(mean(group), standard_deviation(group)) if group else (None, None) for group in groups]
     means, deviations = np.array(pairs, dtype=float).T * 100
     return means, deviations
 

@@ -12,21 +12,33 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from lm_eval_proca.calibration.base import Calibrator
 from lm_eval_proca.calibration.representation import principal_components, unit_scale
-from lm_eval_proca.metrics import Observation, grouped, mean, mean_by, mean_interval, rank_correlation
-from lm_eval_proca.paper.observations import observe, prompt_of
+from lm_eval_proca.metrics import (
+    Observation,
+    accuracy,
+    grouped,
+    labeled,
+    mean,
+    mean_by,
+    mean_interval,
+    rank_correlation,
+)
+from lm_eval_proca.paper.analysis import Analysis, Plan
+from lm_eval_proca.paper.display import CLASS_COLOURS, COLOURS, OTHER_COLOURS, Display, distinct, short_name
+from lm_eval_proca.paper.observations import Calibrators, Tables, labeled_estimate_set, observe, run_of
 from lm_eval_proca.scores.fitting import RAW, accuracy_of, fit_all
 from lm_eval_proca.scores.score_table import ScoreTable
 
 SUPERVISED_SCORES, SUPERVISED_STATES = "labels_on_scores", "labels_on_states"
 """Logistic regressions with the labels of all estimate rows: what calibrators do without."""
 
+CLOUD_COLOURS = (*CLASS_COLOURS, *COLOURS.values(), *OTHER_COLOURS, "#117733", "#999933", "#332288", "#aa4499")
+
 COMPONENTS = 64
 """Principal components per layer that these regressions read: more than proca_h, as labels can use more."""
 
 
-def prototypes(tables: Sequence[ScoreTable], calibrators: Mapping[str, Calibrator]) -> list[Observation]:
+def prototypes(tables: Tables, calibrators: Calibrators) -> list[Observation]:
     """Accuracy of every method on every table; calibrators that estimate their accuracy say that too."""
     observed: list[Observation] = []
     for table in tables:
@@ -35,7 +47,7 @@ def prototypes(tables: Sequence[ScoreTable], calibrators: Mapping[str, Calibrato
         for name, features in _supervised_features(table).items():
             model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=2000))
             model.fit(features["estimate"], table.gold_of("estimate"))
-            found[name] = float(model.score(features["eval"], table.gold_of("eval")))
+            found[name] = accuracy(table.gold_of("eval"), model.predict(features["eval"]))
         estimated = {name: getattr(one.calibrator, "estimated_accuracy_", None) for name, one in fits.items()}
         observed += [{**one, "estimated": estimated.get(one["calibrator"])} for one in observe(table, found)]
     return observed
@@ -47,18 +59,16 @@ def by_task(observed: Sequence[Observation]) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for (model, shots), alike in grouped(observed, lambda one: (one["model"], one["num_fewshot"])).items():
         by_method = grouped(alike, lambda one: one["calibrator"])
-        over_seeds = {method: mean_by("task")(found) for method, found in by_method.items()}
-        averages = {method: mean([one["accuracy"] for one in found]) for method, found in over_seeds.items()}
+        over_seeds = mean_by("task", "calibrator")(alike)
+        averages = {
+            method: mean(one["accuracy"] for one in found)
+            for method, found in grouped(over_seeds, lambda one: one["calibrator"]).items()
+        }
         differences = {method: _differences(by_method, method) for method in by_method}
         estimates = {method: _estimates(found) for method, found in by_method.items()}
         shown = {
-            task: {
-                m: _percent(one["accuracy"], one["sd"])
-                for m, found in over_seeds.items()
-                for one in found
-                if one["task"] == task
-            }
-            for task in dict.fromkeys(one["task"] for one in alike)
+            task: {one["calibrator"]: _percent(one["accuracy"], one["sd"]) for one in found}
+            for task, found in grouped(over_seeds, lambda one: one["task"]).items()
         } | {
             "average": {method: _percent(value) for method, value in averages.items()},
             "proca_h less this": {method: _gain(found) for method, found in differences.items()},
@@ -74,7 +84,7 @@ def by_task(observed: Sequence[Observation]) -> list[dict[str, Any]]:
     return rows
 
 
-def clouds(tables: Sequence[ScoreTable]) -> list[Observation]:
+def clouds(tables: Tables) -> list[Observation]:
     """The evaluation rows of the first table in two discriminant directions: of their scores, of their hidden states.
 
     The directions are those that separate the true labels of the *estimate* rows best: they are for the eye alone.
@@ -88,9 +98,9 @@ def clouds(tables: Sequence[ScoreTable]) -> list[Observation]:
         points = plane.transform(features["eval"])
         if points.shape[1] == 1:  # two labels have one direction
             points = np.column_stack([points, np.random.default_rng(0).normal(size=len(points))])
-        for (x, y), label in zip(points[:, :2], table.gold_of("eval"), strict=True):
+        for label, (x, y) in zip(*labeled(table.gold_of("eval"), points[:, :2]), strict=True):
             word = table.labels[label].strip()
-            found.append({**prompt_of(table), "space": names[name], "word": word, "x": float(x), "y": float(y)})
+            found.append({**run_of(table), "space": names[name], "word": word, "x": float(x), "y": float(y)})
     return found
 
 
@@ -124,13 +134,12 @@ def _differences(by_method: Mapping[str, Sequence[Observation]], method: str) ->
     """By task, what proca_h is better by, in points, in every run that has both."""
     if method == "proca_h":
         return {}
-    ours = {_run(one): one["accuracy"] for one in by_method.get("proca_h", ())}
-    pairs = [(one["task"], ours[run] - one["accuracy"]) for one in by_method[method] if (run := _run(one)) in ours]
-    return {task: [100 * gain for _, gain in found] for task, found in grouped(pairs, lambda pair: pair[0]).items()}
-
-
-def _run(one: Observation) -> tuple[str, int]:
-    return one["task"], one["seed"]
+    ours = {(one["task"], one["seed"]): one["accuracy"] for one in by_method.get("proca_h", ())}
+    gains: dict[str, list[float]] = {}
+    for one in by_method[method]:
+        if (run := (one["task"], one["seed"])) in ours:
+            gains.setdefault(one["task"], []).append(100 * (ours[run] - one["accuracy"]))
+    return gains
 
 
 def _gain(differences: Mapping[str, Sequence[float]]) -> str:
@@ -161,3 +170,34 @@ def _estimates(cells: Sequence[Observation]) -> tuple[str, str]:
         return "", ""
     error = mean([abs(estimated - true) for estimated, true in pairs])
     return f"{rank_correlation(*zip(*pairs, strict=True)):.2f}", f"{100 * error:.1f}"
+
+
+class SpaceDisplay(Display):
+    """The evaluation rows of one run, by their label scores and by their hidden states, coloured by true label."""
+
+    panel_size = (4.4, 4.0)
+    ylabel = ""
+
+    def panels(self) -> list[Any]:
+        return distinct(one["space"] for one in self.clouds)
+
+    def draw(self, ax: Any, panel: Any) -> None:
+        cloud = [one for one in self.clouds if one["space"] == panel]
+        for word, colour in zip(distinct(one["word"] for one in cloud), CLOUD_COLOURS, strict=False):
+            points = [one for one in cloud if one["word"] == word]
+            xy = [[one[axis] for one in points] for axis in ("x", "y")]
+            ax.scatter(*xy, s=16, color=colour, alpha=0.75, linewidths=0, label=word)
+        ax.set_title(f"{short_name(str(cloud[0]['task']))}: {panel}")
+        ax.set_xticks([])
+        ax.set_yticks([])
+
+
+ANALYSIS = Analysis(
+    Plan(("proca",), shots=(0, 4), seeds=(0, 1, 2)),  # the group of the nine
+    prototypes,
+    by_task,
+    SpaceDisplay,
+    [labeled_estimate_set, several_labels, hidden_states],
+    clouds,
+    note="labels_on_* are logistic regressions with the labels of all estimate rows.",
+)

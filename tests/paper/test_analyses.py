@@ -8,7 +8,8 @@ from scipy.special import expit, log_softmax
 
 from lm_eval_proca import BatchCalibrator, ContextualCalibrator, PrototypicalCalibrator
 from lm_eval_proca.metrics import mean_by
-from lm_eval_proca.paper import ablation, boundary, estimate_set, observations, prompts
+from lm_eval_proca.paper import boundaries, formats, imbalance, observations, selection, size, templates, thresholds
+from lm_eval_proca.paper import proportions as label_proportions
 from lm_eval_proca.paper.observations import only, usable
 from lm_eval_proca.scores.fitting import accuracies, accuracy_of, fit, make_calibrators
 from tests.score_tables import made_table
@@ -41,10 +42,10 @@ def test_boundaries_of_shifts_are_where_algebra_says() -> None:
     table = made_table(bias=3.0)
     line = np.array([-20.0, 20.0])
     mean = log_softmax(table.scores_of("estimate"), axis=1).mean(axis=0)
-    [found] = boundary.decision_boundaries(fit(BatchCalibrator(), table).calibrator, line)
+    [found] = boundaries.decision_boundaries(fit(BatchCalibrator(), table).calibrator, line)
     assert found == pytest.approx(expit(mean[1] - mean[0]), abs=1e-7)
     content_free = np.exp(table.scores_of("content_free")).mean(axis=0)
-    [found] = boundary.decision_boundaries(fit(ContextualCalibrator(), table).calibrator, line)
+    [found] = boundaries.decision_boundaries(fit(ContextualCalibrator(), table).calibrator, line)
     assert found == pytest.approx(content_free[1] / content_free.sum(), abs=1e-7)
 
 
@@ -52,7 +53,7 @@ def test_proca_boundaries_part_the_line_as_its_predictions_do(calibrators: dict)
     table = made_table(bias=3.0, separation=1.5)
     fitted = fit(calibrators["proca"], table).calibrator
     line = np.linspace(-12.0, 12.0, 997)
-    found = boundary.decision_boundaries(fitted, line)
+    found = boundaries.decision_boundaries(fitted, line)
     assert found
     predicted = fitted.predict(np.column_stack([np.zeros_like(line), line]))
     crossed = np.searchsorted(np.sort(found), expit(line))
@@ -61,7 +62,7 @@ def test_proca_boundaries_part_the_line_as_its_predictions_do(calibrators: dict)
 
 def test_compared_boundaries_carry_the_accuracies_of_the_methods(calibrators: dict) -> None:
     tables = [made_table(seed=seed) for seed in (0, 1)]
-    rows = boundary.compare_boundaries(tables, calibrators)
+    rows = boundaries.compare_boundaries(tables, calibrators)
     for table, seed in zip(tables, (0, 1), strict=True):
         of_prompt = {row["calibrator"]: row["accuracy"] for row in rows if row["seed"] == seed}
         assert of_prompt == accuracies(table, calibrators)
@@ -70,7 +71,7 @@ def test_compared_boundaries_carry_the_accuracies_of_the_methods(calibrators: di
 
 def test_clouds_hold_every_evaluation_row() -> None:
     table = made_table()
-    cloud = boundary.score_clouds([table])
+    cloud = boundaries.score_clouds([table])
     probabilities = np.exp(log_softmax(table.scores_of("eval"), axis=1))[:, 1]
     np.testing.assert_allclose([row["p_positive"] for row in cloud], probabilities)
     assert [row["word"] for row in cloud] == [table.labels[gold] for gold in table.gold_of("eval")]
@@ -79,7 +80,7 @@ def test_clouds_hold_every_evaluation_row() -> None:
 def test_accuracy_over_thresholds_is_counted_row_by_row(calibrators: dict) -> None:
     table = made_table(eval_rows=50)
     probabilities = np.exp(log_softmax(table.scores_of("eval"), axis=1))[:, 1]
-    rows = boundary.accuracy_over_thresholds([table], calibrators)
+    rows = thresholds.accuracy_over_thresholds([table], calibrators)
     for row in rows:
         right = sum(
             (p > row["threshold"]) == (g == 1) for p, g in zip(probabilities, table.gold_of("eval"), strict=True)
@@ -89,10 +90,10 @@ def test_accuracy_over_thresholds_is_counted_row_by_row(calibrators: dict) -> No
 
 
 def test_default_thresholds_have_the_conventional_one_in_the_middle(calibrators: dict) -> None:
-    thresholds = [row["threshold"] for row in boundary.accuracy_over_thresholds([made_table()], calibrators)]
-    assert len(thresholds) == 41
-    assert thresholds[20] == pytest.approx(0.5)
-    assert thresholds == sorted(thresholds)
+    found = [row["threshold"] for row in thresholds.accuracy_over_thresholds([made_table()], calibrators)]
+    assert len(found) == 41
+    assert found[20] == pytest.approx(0.5)
+    assert found == sorted(found)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -100,7 +101,7 @@ def test_the_best_threshold_is_that_of_brute_force(seed: int) -> None:
     rng = np.random.default_rng(seed)
     probability = rng.integers(1, 9, size=30) / 10  # with ties
     positive = rng.random(30) < probability
-    threshold, best = boundary.best_possible_threshold(probability, positive)
+    threshold, best = thresholds.best_possible_threshold(probability, positive)
     every = [np.mean((probability > t) == positive) for t in [0.0, *(np.arange(1, 100) / 100 + 0.005), 1.0]]
     assert best == pytest.approx(max(every))
     assert np.mean((probability > threshold) == positive) == pytest.approx(best)
@@ -110,15 +111,15 @@ def test_the_best_threshold_is_that_of_brute_force(seed: int) -> None:
 
 
 def test_imbalanced_sets_have_the_proportion_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(estimate_set, "IMBALANCED_SIZE", 50)
-    monkeypatch.setattr(estimate_set, "DRAWS", 2)
+    monkeypatch.setattr(imbalance, "LARGEST_SET", 50)
+    monkeypatch.setattr(imbalance, "DRAWS", 2)
     table = made_table()
     label_of = {
         row.tobytes(): gold for row, gold in zip(table.scores_of("estimate"), table.gold_of("estimate"), strict=True)
     }
-    rows = estimate_set.imbalance([table], {"bc": Witness()})
+    rows = imbalance.ANALYSIS.observe([table], {"bc": Witness()})
     assert len(Witness.seen) == 9 * 2
-    for level, part in zip(np.repeat(estimate_set.LEVELS, 2), Witness.seen, strict=True):
+    for level, part in zip(np.repeat(imbalance.LEVELS, 2), Witness.seen, strict=True):
         labels = [label_of[row.tobytes()] for row in part]
         assert (len(labels), sum(labels)) == (50, round(50 * level))
         assert len({row.tobytes() for row in part}) == 50
@@ -129,33 +130,33 @@ def test_imbalanced_sets_have_the_proportion_asked_for(monkeypatch: pytest.Monke
 
 
 def test_imbalance_takes_the_largest_set_that_every_level_allows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(estimate_set, "DRAWS", 1)
+    monkeypatch.setattr(imbalance, "DRAWS", 1)
     table = made_table(estimate_rows=60)
     negative, positive = np.bincount(table.gold_of("estimate"))
-    rows = estimate_set.imbalance([table], {"bc": Witness()})
-    size = rows[0]["estimate_size"]
-    assert round(0.9 * size) <= min(negative, positive)
-    assert round(0.9 * (size + 1)) > min(negative, positive)
+    rows = imbalance.ANALYSIS.observe([table], {"bc": Witness()})
+    total = rows[0]["estimate_size"]
+    assert round(0.9 * total) <= min(negative, positive)
+    assert round(0.9 * (total + 1)) > min(negative, positive)
 
 
 def test_proca_bears_imbalance_that_batch_calibration_does_not(
     calibrators: dict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(estimate_set, "LEVELS", (0.1, 0.5, 0.9))
-    monkeypatch.setattr(estimate_set, "DRAWS", 2)
+    monkeypatch.setattr(imbalance, "LEVELS", (0.1, 0.5, 0.9))
+    monkeypatch.setattr(imbalance, "DRAWS", 2)
     table = made_table(separation=3.0, estimate_rows=500)
-    rows = estimate_set.imbalance([table], calibrators)
+    rows = imbalance.ANALYSIS.observe([table], calibrators)
     mean = {(row["positives"], row["calibrator"]): row["accuracy"] for row in mean_by("positives", "calibrator")(rows)}
     assert mean[0.5, "proca"] - mean[0.1, "proca"] < 0.02
     assert mean[0.1, "proca"] > mean[0.1, "bc"]
 
 
 def test_sizes_are_random_parts_of_the_pool_without_repetition(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(estimate_set, "default_sizes", lambda labels, pool: [10, 40])
-    monkeypatch.setattr(estimate_set, "DRAWS", 3)
+    monkeypatch.setattr(size, "default_sizes", lambda labels, pool: [10, 40])
+    monkeypatch.setattr(size, "DRAWS", 3)
     table = made_table()
     pool = {row.tobytes() for row in table.scores_of("estimate")}
-    estimate_set.size([table], {"bc": Witness()})
+    size.ANALYSIS.observe([table], {"bc": Witness()})
     assert [len(part) for part in Witness.seen] == [10] * 3 + [40] * 3
     for part in Witness.seen:
         rows = {row.tobytes() for row in part}
@@ -165,9 +166,9 @@ def test_sizes_are_random_parts_of_the_pool_without_repetition(monkeypatch: pyte
 
 
 def test_the_whole_pool_gives_the_accuracies_of_the_run(calibrators: dict, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(estimate_set, "DRAWS", 2)
+    monkeypatch.setattr(size, "DRAWS", 2)
     table = made_table(labels=3)
-    rows = estimate_set.size([table], calibrators)
+    rows = size.ANALYSIS.observe([table], calibrators)
     for draw in (0, 1):
         whole = [row for row in rows if (row["estimate_size"], row["draw"]) == (300, draw)]
         found = {row["calibrator"]: row["accuracy"] for row in whole}
@@ -176,7 +177,7 @@ def test_the_whole_pool_gives_the_accuracies_of_the_run(calibrators: dict, monke
 
 @pytest.mark.parametrize(("labels", "pool"), [(2, 500), (14, 3000), (4, 20), (6, 10)])
 def test_default_sizes_reach_from_four_per_label_to_the_pool(labels: int, pool: int) -> None:
-    sizes = estimate_set.default_sizes(labels, pool)
+    sizes = size.default_sizes(labels, pool)
     assert sizes[0] == min(4 * labels, pool)
     assert sizes[-1] == pool
     assert len(sizes) == len(set(sizes)) <= 10
@@ -191,8 +192,8 @@ def test_ablations_change_one_parameter_and_nothing_else() -> None:
     tables = [made_table("proca_agnews", labels=4, seed=seed) for seed in (0, 1)]
     calibrators = {"proca": PrototypicalCalibrator(n_init=3, random_state=5)}
     for rows, parameter, values in (
-        (ablation.selection(tables, calibrators), "selection", ("likelihood", "assignment")),
-        (ablation.formats(tables, calibrators), "features", ("log_likelihood", "prob", "log_prob")),
+        (selection.ANALYSIS.observe(tables, calibrators), "selection", ("likelihood", "assignment")),
+        (formats.ANALYSIS.observe(tables, calibrators), "features", ("log_likelihood", "prob", "log_prob")),
     ):
         expected = [
             np.mean(
@@ -217,8 +218,8 @@ def test_templates_and_proportions_hold_every_method_of_every_prompt(calibrators
         made_table(shots=8, seed=seed, demonstration_counts=counts, order_seed=seed)
         for seed, counts in enumerate(([5, 3], [0, 8]))
     ]
-    of_task = prompts.templates(tables, calibrators)
-    rows = prompts.proportions(tables, calibrators)
+    of_task = templates.ANALYSIS.observe(tables, calibrators)
+    rows = label_proportions.ANALYSIS.observe(tables, calibrators)
     assert [(row["positives"], row["order"]) for row in rows[::4]] == [(3, 0), (8, 1)]
     for seed, table in enumerate(tables):
         expected = accuracies(table, calibrators)
@@ -245,8 +246,7 @@ def test_tables_that_an_analysis_cannot_use_are_left_out_with_the_reason() -> No
         [good, unlabeled, no_estimate_set, one_sided],
         [four, not_a_number],
     )
-    requirements = [observations.two_labels, observations.labeled_estimate_set, estimate_set.enough_of_both_labels]
-    assert usable(tables, requirements) == (
+    assert usable(tables, imbalance.ANALYSIS.requirements) == (
         [good],
         [
             four,
@@ -256,7 +256,7 @@ def test_tables_that_an_analysis_cannot_use_are_left_out_with_the_reason() -> No
             not_a_number,
         ],
     )
-    assert usable([good], [observations.chosen_demonstrations]) == (
+    assert usable([good], [label_proportions.chosen_demonstrations]) == (
         [],
         ["proca_sst2 (not run with the settings demonstration_counts and order_seed)"],
     )
@@ -265,3 +265,17 @@ def test_tables_that_an_analysis_cannot_use_are_left_out_with_the_reason() -> No
 def test_columns_are_chosen_and_each_line_stands_once() -> None:
     rows = [{"task": task, "seed": seed} for task in "ab" for seed in (0, 1)]
     assert only("task")(rows) == [{"task": "a"}, {"task": "b"}]
+
+
+def test_rows_without_gold_are_in_no_measure(calibrators: dict) -> None:
+    table = made_table(eval_rows=60)
+    gold = np.where((table.role == "eval") & (table.index < 20), -1, table.gold)
+    partly = replace(table, gold=gold)
+    kept = table.gold_of("eval")[20:]
+    probability = expit(boundaries.positive_log_odds(table))[20:]
+    assert [one["label"] for one in boundaries.score_clouds([partly])] == kept.tolist()
+    for row in thresholds.accuracy_over_thresholds([partly], calibrators):
+        assert row["accuracy"] == pytest.approx(np.mean((probability > row["threshold"]) == (kept == 1)))
+        assert row["eval_rows"] == 40
+    none = replace(table, gold=np.full_like(table.gold, -1))
+    assert usable([none], []) == ([], ["proca_sst2 (no gold labels)"])

@@ -2,19 +2,22 @@ from __future__ import annotations
 
 from collections import Counter
 
-from lm_eval_proca.paper import ANALYSES
-from lm_eval_proca.paper.plan import PAPER
-from tests.conftest import ROOT
+import pytest
+
+from lm_eval_proca.paper import ANALYSES, get_analysis
+from lm_eval_proca.sweep.cell import Cell
+from lm_eval_proca.sweep.task_files import find_task_files
 
 
-def test_every_analysis_has_a_plan_over_tasks_that_exist() -> None:
-    assert set(PAPER) == set(ANALYSES)
-    known = {path.stem for path in (ROOT / "task_configs").rglob("proca_*.yaml")}
-    assert {task for plan in PAPER.values() for task in plan.tasks} <= known
+@pytest.fixture(scope="module")
+def cells() -> dict[str, list[Cell]]:
+    """The cells of every analysis; its tasks must exist."""
+    plans = {name: get_analysis(name).plan for name in ANALYSES}
+    return {name: plan.cells(find_task_files(plan.tasks), limit=100) for name, plan in plans.items()}
 
 
-def test_the_plans_are_as_large_as_in_the_paper() -> None:
-    assert {name: len(set(plan.cells())) for name, plan in PAPER.items()} == {
+def test_the_plans_are_as_large_as_in_the_paper(cells: dict[str, list[Cell]]) -> None:
+    assert {name: len(set(some)) for name, some in cells.items()} == {
         "boundaries": 2,
         "thresholds": 4,
         "templates": 9 * 5,
@@ -27,14 +30,14 @@ def test_the_plans_are_as_large_as_in_the_paper() -> None:
     }
 
 
-def test_proportions_run_from_all_negative_to_all_positive_in_twelve_orders() -> None:
-    settings = [dict(cell.settings) for cell in PAPER["proportions"].cells()]
+def test_proportions_run_from_all_negative_to_all_positive_in_twelve_orders(cells: dict[str, list[Cell]]) -> None:
+    settings = [dict(cell.settings) for cell in cells["proportions"]]
     counts = Counter(setting["demonstration_counts"] for setting in settings)
     assert counts == {f"{8 - k}/{k}": 12 for k in range(9)}
     assert len({tuple(setting.items()) for setting in settings}) == 108
-    assert {cell.num_fewshot for cell in PAPER["proportions"].cells()} == {8}
+    assert {cell.num_fewshot for cell in cells["proportions"]} == {8}
 
 
-def test_folders_of_all_cells_differ_and_common_cells_are_shared() -> None:
-    cells = [cell for plan in PAPER.values() for cell in plan.cells(limit=100)]
-    assert len({cell.name for cell in cells}) == len(set(cells)) < len(cells)
+def test_folders_of_all_cells_differ_and_common_cells_are_shared(cells: dict[str, list[Cell]]) -> None:
+    every = [cell for some in cells.values() for cell in some]
+    assert len({cell.name for cell in every}) == len(set(every)) < len(every)
