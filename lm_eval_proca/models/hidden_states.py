@@ -32,8 +32,8 @@ def layer_index(layer: Layer, depth: int) -> int:
 
 
 def check_layers(layers: Sequence[Layer], depth: int) -> None:
-    """No layer of a model is asked for twice, under two names."""
-    found = [layer_index(layer, depth) for layer in layers]
+    """No layer is counted twice, from both ends; fractions of a shallow model may be the same layer."""
+    found = [layer_index(layer, depth) for layer in layers if isinstance(layer, int)]
     if len(set(found)) < len(found):
         raise ModelError(
             f"proca.layers={'/'.join(map(str, layers))} names a layer of this model of {depth} layers twice "

@@ -159,8 +159,11 @@ def generate(
 def generation_identity(task: CalibratedTask, model: Model, wanted: Generation) -> Identity:
     """What decides the inputs that a model writes; rows of a batch share random numbers, so its size is part of it."""
     settings = asdict(replace(task.settings, estimate_file=None))
-    source = task.config.metadata["config_source"]
-    return run_identity(model.identity, source, settings, **asdict(wanted), batch_size=model.batch_size)
+    source, template = task.config.metadata["config_source"], Template(task)
+    shown = [task.config.description, template.head, *template.borders, *task.labels]  # a group may have changed them
+    return run_identity(
+        model.identity, source, settings, **asdict(wanted), batch_size=model.batch_size, shown=digest(shown)
+    )
 
 
 def _check_same(path: Path, does: str, origin: Mapping[str, Any], identity: Identity) -> None:

@@ -72,8 +72,8 @@ def test_a_model_that_is_scored_by_stock_gives_none(tokenizer: PreTrainedTokeniz
 
 def test_a_layer_with_two_names_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
     ours = SharedPrefixLM(make_model("llama", len(tokenizer)), tokenizer=tokenizer)
-    with pytest.raises(ModelError, match=r"^proca.layers=1/0.5 names a layer of this model of 2 layers twice \(1/1\)"):
-        ours.loglikelihood(asked(task(2), (1, 0.5)), disable_tqdm=True)
+    with pytest.raises(ModelError, match=r"^proca.layers=2/-1 names a layer of this model of 2 layers twice \(2/2\)"):
+        ours.loglikelihood(asked(task(2), (2, -1)), disable_tqdm=True)
 
 
 def test_layers_are_indices_or_fractions_of_the_depth() -> None:
