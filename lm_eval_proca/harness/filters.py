@@ -8,6 +8,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -47,6 +48,11 @@ class ScoringPlan:
     further: Mapping[int, Doc]
     """Those that only calibrators are fitted on; their ids come after those of all evaluation documents."""
     record: RunRecord
+
+    @cached_property
+    def has_unlabeled(self) -> bool:
+        """Whether an evaluation document has no gold label."""
+        return any(one.role == "eval" and one.gold == NO_GOLD for one in self.documents.values())
 
 
 # ------------------------------------------------------------------ before and after the model

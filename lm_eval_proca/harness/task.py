@@ -141,15 +141,16 @@ class Calibrated(ConfigurableTask):
         """As in lm-eval; documents without a gold label count nowhere, and calibrated rows always have an accuracy."""
         if self.plan is None or "bypass" in self._metric_fn_list:
             return super().process_results(doc, results)
-        gold = self.gold(doc)
-        if gold == NO_GOLD:
+        if self.plan.has_unlabeled and self.gold(doc) == NO_GOLD:
             return {}
         metrics = super().process_results(doc, results)
         if not isinstance(results[0], CalibratedResponse):
             return metrics
-        scores = [response.score for response in results[: len(self.plan.record.labels)]]
         kept = {name: value for name, value in metrics.items() if name not in MEANINGLESS_METRICS}
-        return {"acc": float(np.argmax(scores) == gold), **kept}
+        if "acc" not in kept:
+            scores = [response.score for response in results[: len(self.plan.record.labels)]]
+            kept["acc"] = float(np.argmax(scores) == self.gold(doc))
+        return kept
 
     def aggregation(self) -> dict[str, Any]:
         return {"acc": mean, **super().aggregation()}
@@ -378,19 +379,21 @@ class CalibratedTask(Calibrated):
                 further[total + len(further)] = doc
         self._check_choices(documents, further)
         prompt_hash = fingerprint([self.prompt_of(blank[1], options, "The empty document")])
-        return ScoringPlan(documents, further, self._record(evaluated, limit, unlabeled, prompt_hash))
+        golds = [document.gold for document in documents.values() if document.role == "eval"]
+        texts = [self.text_of(self.eval_docs[i]) for i in evaluated]
+        hashes = {"documents_hash": documents_hash(zip(texts, golds, strict=True)), "prompt_hash": prompt_hash}
+        return ScoringPlan(documents, further, self._record(len(evaluated), limit, unlabeled, hashes))
 
     def _record(
-        self, evaluated: Sequence[int], limit: int | None, unlabeled: UnlabeledRows, prompt_hash: str
+        self, eval_rows: int, limit: int | None, unlabeled: UnlabeledRows, hashes: Mapping[str, Any]
     ) -> RunRecord:
         shots, seed = self.config.num_fewshot or 0, self.sampler.seed
         run: dict[str, Any] = {"num_fewshot": shots, "seed": seed, "limit": limit}
-        docs = map(self.eval_docs.__getitem__, evaluated)
         return RunRecord(
             task=str(self.config.task),
             task_version=str(self.VERSION),
             labels=tuple(self.labels),
-            eval_rows=len(evaluated),
+            eval_rows=eval_rows,
             estimate_source=unlabeled.source,
             estimate_size=len(unlabeled.docs),
             estimate_seed=unlabeled.seed,
@@ -398,10 +401,9 @@ class CalibratedTask(Calibrated):
             demonstrations=tuple(self.sampler.indices(shots)),
             demonstration_counts=self.settings.demonstration_counts,
             order_seed=self.settings.order_seed,
-            documents_hash=documents_hash([self.text_of(doc), self.gold(doc)] for doc in docs),
-            prompt_hash=prompt_hash,
             unlabeled_hash=fingerprint(self.text_of(doc) for doc in unlabeled.docs),
             filters={entry["name"]: entry["filter"] for entry in self.config.filter_list},
+            **hashes,
             **run,
             **identity_of_task(self.config.metadata, asdict(self.settings), run),
         )
