@@ -264,3 +264,17 @@ def test_a_group_with_a_member_that_cannot_be_calibrated(evaluate, folder: Path,
     assert "acc,bc" in results["results"]["plain_rows"]
     assert {key for key in results["groups"]["pair"] if key.startswith("acc,")} == {"acc,none"}
     assert "pair: no row for bc: it and the raw row would average different tasks (several)" in caplog.messages
+
+
+def test_a_fit_that_fails_costs_its_own_row_only(evaluate, monkeypatch, caplog):
+    from lm_eval_proca import BatchCalibrator
+
+    def fail(self, scores):
+        raise ZeroDivisionError("of a library\nbelow")
+
+    monkeypatch.setattr(BatchCalibrator, "_fit", fail)
+    results = evaluate("plain_rows", settings={})
+    assert {key for key in results["results"]["plain_rows"] if key.startswith("acc,")} == {"acc,none", "acc,proca"}
+    reason = "its fit failed with ZeroDivisionError: of a library below"
+    assert record_of(results)["not_calibrated"]["bc"] == reason
+    assert f"plain_rows: no row for bc: {reason}" in caplog.messages
