@@ -102,6 +102,8 @@ def scored_documents(instances: Iterable[Instance], documents: Mapping[int, Docu
 
 def _hidden_states(request: Instance) -> tuple[dict[str, np.ndarray] | None, str]:
     """Scaled to unit root mean square, which half precision can hold whatever the model; or why there are none."""
+    if not hasattr(request, "layers"):
+        return None, "proca.layers=none keeps none"
     if not hasattr(request, "hidden_states"):
         return None, (
             "only --model hf-shared-prefix gives them, and not for requests that --use_cache answers "
