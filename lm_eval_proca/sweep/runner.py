@@ -323,4 +323,4 @@ def _check_written(folder: Path, samples: int) -> None:
     except ValueError:
         complete = False
     if not complete:
-        raise OSError(errno.ENOSPC, "its files are not complete; is the disk full?")
+        raise OSError(errno.ENOSPC, "its files are not complete; is the disk full or read-only?")
