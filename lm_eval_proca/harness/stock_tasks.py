@@ -36,8 +36,7 @@ from lm_eval_proca.harness.settings import CALIBRATE, PREFIX, Settings, settings
 from lm_eval_proca.harness.task import Calibrated, gold_if_any
 from lm_eval_proca.scores.fitting import ROWS_PER_LABEL, calibrators_of_documents, suited
 from lm_eval_proca.scores.gold import gold_index
-from lm_eval_proca.scores.identity import identity_of_task
-from lm_eval_proca.scores.record import RunRecord, documents_hash, fingerprint
+from lm_eval_proca.scores.record import documents_hash, fingerprint
 
 logger = logging.getLogger("lm_eval.proca")
 
@@ -154,8 +153,7 @@ class Requested:
     choices: tuple[str, ...]
     """As the task has them, with their blanks."""
     gold: dict[int, int]
-    doc_hashes: dict[int, str]
-    """lm-eval's own hash of each document, which its sample logs also have."""
+    documents_hash: str
     prompt_hash: str
     """Of the first document's prompt."""
 
@@ -197,7 +195,19 @@ class StockTask(Calibrated):
         self.check_shares(documents, options.get("world_size", 1))
         further = dict(enumerate(rows.docs, start=len(documents)))
         documents |= {i: Document("estimate", k, rows.gold[k]) for k, i in enumerate(further)}
-        self.plan = plan = ScoringPlan(documents, further, self._record(found, rows, limit))
+        record = self.record(
+            rows,
+            {"estimate_size": len(rows.docs), "estimate_seed": rows.seed, "estimate_source": rows.source},
+            seed=self.seed,
+            limit=limit,
+            labels=tuple(word.strip() for word in found.choices),
+            eval_rows=len(found.gold),
+            documents_hash=found.documents_hash,
+            prompt_hash=found.prompt_hash,
+            unlabeled_hash=fingerprint(rows.docs),
+            filters={name: [{"function": name}] for name in self.calibrators},
+        )
+        self.plan = plan = ScoringPlan(documents, further, record)
         self._instances += self._requests_of_rows(plan, rows, options)
         ask_for_hidden_states(self._instances, self.calibrators.values(), self.layers)
         drawn = bool(self.config.num_fewshot) and not isinstance(getattr(self, "sampler", None), FirstNSampler)
@@ -228,7 +238,7 @@ class StockTask(Calibrated):
         return Requested(
             choices=labels,
             gold={doc_id: one[0] for doc_id, one in in_order.items()},
-            doc_hashes={doc_id: one[1] for doc_id, one in in_order.items()},
+            documents_hash=documents_hash((one[1], one[0]) for one in in_order.values()),
             prompt_hash=in_order[0][2],
         )
 
@@ -237,27 +247,6 @@ class StockTask(Calibrated):
         prefix = self.config.gen_prefix
         behind_template = bool(prefix) and not str(prefix)[-1:].isspace()
         return "" if apply_chat_template and not behind_template else str(self.config.target_delimiter)
-
-    def _record(self, found: Requested, rows: UnlabeledRows, limit: int | None) -> RunRecord:
-        run: dict[str, Any] = {"num_fewshot": self.config.num_fewshot or 0, "seed": self.seed, "limit": limit}
-        chosen: dict[str, Any] = {
-            "estimate_size": len(rows.docs),
-            "estimate_seed": rows.seed,
-            "estimate_source": rows.source,
-        }
-        return RunRecord(
-            task=str(self.config.task),
-            task_version=str(self.VERSION),
-            labels=tuple(word.strip() for word in found.choices),
-            eval_rows=len(found.gold),
-            documents_hash=documents_hash(zip(found.doc_hashes.values(), found.gold.values(), strict=True)),
-            prompt_hash=found.prompt_hash,
-            unlabeled_hash=fingerprint(rows.docs),
-            filters={name: [{"function": name}] for name in self.calibrators},
-            **chosen,
-            **run,
-            **identity_of_task(self.config.metadata, chosen, run),
-        )
 
     # ------------------------------------------------------------------ rows of another split
 
@@ -334,7 +323,7 @@ class StockTask(Calibrated):
 
 
 def _doc_hash(doc: Any) -> str:
-    """As lm-eval logs it."""
+    """As lm-eval logs it, so that a run and its sample log have the same documents."""
     return hash_string(json.dumps(doc, indent=2, default=handle_non_serializable, ensure_ascii=False))
 
 

@@ -113,6 +113,23 @@ class Calibrated(ConfigurableTask):
             chat_template=options.get("chat_template"),
         )
 
+    def record(
+        self, rows: UnlabeledRows, settings: Mapping[str, Any], *, seed: int | None, limit: int | None, **known: Any
+    ) -> RunRecord:
+        """What this run is; `known` are the fields that the two kinds of tasks fill in their own ways."""
+        run: dict[str, Any] = {"num_fewshot": self.config.num_fewshot or 0, "seed": seed, "limit": limit}
+        return RunRecord(
+            task=str(self.config.task),
+            task_version=str(self.VERSION),
+            estimate_source=rows.source,
+            estimate_size=len(rows.docs),
+            estimate_seed=rows.seed,
+            generated_by=rows.generated_by,
+            **known,
+            **run,
+            **identity_of_task(self.config.metadata, settings, run),
+        )
+
     def share_of_further(self, plan: ScoringPlan, options: Mapping[str, Any]) -> list[tuple[int, Doc]]:
         """The further documents that this process scores."""
         return list(plan.further.items())[options.get("rank", 0) :: options.get("world_size", 1)]
@@ -381,32 +398,22 @@ class CalibratedTask(Calibrated):
         prompt_hash = fingerprint([self.prompt_of(blank[1], options, "The empty document")])
         golds = [document.gold for document in documents.values() if document.role == "eval"]
         texts = [self.text_of(self.eval_docs[i]) for i in evaluated]
-        hashes = {"documents_hash": documents_hash(zip(texts, golds, strict=True)), "prompt_hash": prompt_hash}
-        return ScoringPlan(documents, further, self._record(len(evaluated), limit, unlabeled, hashes))
-
-    def _record(
-        self, eval_rows: int, limit: int | None, unlabeled: UnlabeledRows, hashes: Mapping[str, Any]
-    ) -> RunRecord:
-        shots, seed = self.config.num_fewshot or 0, self.sampler.seed
-        run: dict[str, Any] = {"num_fewshot": shots, "seed": seed, "limit": limit}
-        return RunRecord(
-            task=str(self.config.task),
-            task_version=str(self.VERSION),
+        record = self.record(
+            unlabeled,
+            asdict(self.settings),
+            seed=self.sampler.seed,
+            limit=limit,
             labels=tuple(self.labels),
-            eval_rows=eval_rows,
-            estimate_source=unlabeled.source,
-            estimate_size=len(unlabeled.docs),
-            estimate_seed=unlabeled.seed,
-            generated_by=unlabeled.generated_by,
-            demonstrations=tuple(self.sampler.indices(shots)),
+            eval_rows=len(evaluated),
+            demonstrations=tuple(self.sampler.indices(self.config.num_fewshot or 0)),
             demonstration_counts=self.settings.demonstration_counts,
             order_seed=self.settings.order_seed,
+            documents_hash=documents_hash(zip(texts, golds, strict=True)),
+            prompt_hash=prompt_hash,
             unlabeled_hash=fingerprint(self.text_of(doc) for doc in unlabeled.docs),
             filters={entry["name"]: entry["filter"] for entry in self.config.filter_list},
-            **hashes,
-            **run,
-            **identity_of_task(self.config.metadata, asdict(self.settings), run),
         )
+        return ScoringPlan(documents, further, record)
 
     def _unlabeled_rows(self) -> UnlabeledRows:
         """The estimate set: rows of a file or of a split that are neither demonstrations nor evaluated."""
