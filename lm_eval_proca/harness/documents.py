@@ -1,4 +1,4 @@
-"""The documents of a run: which rows are evaluated, demonstrated, and scored only to fit calibrators on."""
+"""The documents of a run: rows to evaluate, rows to demonstrate, and rows to fit calibrators on."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ class Document:
 
 
 class UnlabeledDoc(Doc):
-    """A document that is scored under the prompt and has no target: its label column, if any, was left out."""
+    """A document without a target. Its label column, if it had one, was removed."""
 
 
 @dataclass(frozen=True)
 class UnlabeledRows:
-    """Where the rows come from that calibrators are fitted on: a split, a file, or the evaluation rows themselves.
+    """The rows that calibrators are fitted on, and where they come from: a split, a file, or the evaluation rows.
 
-    `gold` has their labels where the data has them; only score tables are told. There are no `docs` where the
-    evaluation rows serve: each is then calibrated by a fit that has not seen it (see scores/fitting.py).
+    `gold` holds their labels, if the data has any; only score tables keep them. `docs` is empty if the evaluation rows
+    serve: each of them is then calibrated by a fit that has not seen it (see scores/fitting.py).
     """
 
     source: str = EVALUATION_ROWS

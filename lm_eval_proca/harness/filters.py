@@ -1,5 +1,8 @@
-"""From scores to filters: every process's scores become one table, the table is kept, calibrators are fitted on it, and
-what they make of the evaluation rows becomes the responses of lm-eval's filters (`proca`, `conca`, `bc`, ...)."""
+"""From scores to filters, in four steps.
+
+The scores of all processes become one table. The table is written, if asked for. Calibrators are fitted on it. Their
+log-probabilities become the responses of lm-eval's filters (`proca`, `conca`, `bc`, ...).
+"""
 
 from __future__ import annotations
 
@@ -61,7 +64,7 @@ class ScoringPlan:
 def ask_for_hidden_states(
     requests: Iterable[Instance], calibrators: Iterable[Calibrator], layers: Sequence[int | float]
 ) -> None:
-    """Let a model that can keep hidden states of these layers, if a calibrator uses them."""
+    """Ask the model to keep hidden states of these layers, if a calibrator uses them."""
     if layers and any(calibrator.uses_representations for calibrator in calibrators):
         for request in requests:
             if request.idx == 0:  # all labels of a document stand behind the same prompt
@@ -184,7 +187,7 @@ def calibrate(
 ) -> tuple[dict[str, Fit], RunRecord]:
     """The fits by filter, and the record of the run with what they report.
 
-    A fit that fails, and scores that are not finite, remove only calibrated rows of this task.
+    A failed fit and scores that are not finite remove only calibrated rows of this task.
     """
     task = plan.record.task
     # Beyond the labels come the requests of acc_mutual_info, which score every label without a prompt.
@@ -224,7 +227,7 @@ def _warn(record: RunRecord, table: ScoreTable) -> None:
 
 
 def _keep(table: ScoreTable, folder: Path) -> None:
-    """Write the score table; a full disk must not cost the results of all tasks."""
+    """Write the score table. A full disk is logged; it must not end a run whose scores are there."""
     task = table.record.task
     try:
         path = compute_once(lambda: table.save(_free_path(folder / score_table_name(table), table)))
@@ -237,7 +240,7 @@ def _keep(table: ScoreTable, folder: Path) -> None:
 
 
 def _free_path(path: Path, table: ScoreTable) -> Path:
-    """Of a model that was handed over as a Python object nothing is known but its scores: other ones, another file."""
+    """A model that is a Python object has no name. Its tables are told apart by their scores."""
     if table.record.model_hash is not None:
         return path
     candidates = (path if number == 1 else path.with_stem(f"{path.stem}-{number}") for number in count(1))
@@ -271,7 +274,7 @@ class CalibrationFilter(Filter):
 
 
 class CalibratedResponse(NamedTuple):
-    """What a calibrated filter has for one label: lm-eval's own pair, of a type that tells it from the model's."""
+    """The response of a calibrated filter for one label: lm-eval's pair, with a type that marks it as calibrated."""
 
     score: float
     is_greedy: bool

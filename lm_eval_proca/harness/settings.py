@@ -1,6 +1,6 @@
-"""What a task and a run may say: the `calibration:` block, the `proca.*` settings that override it, the YAML around.
+"""Settings of a task and of a run: the `calibration:` block, the `proca.*` settings that override it, and the YAML.
 
-Mistakes are told before anything is downloaded or scored.
+All of it is checked before anything is downloaded or scored.
 """
 
 from __future__ import annotations

@@ -51,14 +51,14 @@ ON_EVALUATION_ROWS = "fitted on their own evaluation rows with no further reques
 
 
 class Obstacle(Exception):
-    """What stands in the way of calibrating a task; it then runs unchanged."""
+    """Why a task cannot be calibrated. The task then runs unchanged."""
 
 
 # ------------------------------------------------------------------ which tasks
 
 
 def calibrate_loaded(loaded: TaskDict, metadata: Mapping[str, Any] | None) -> None:
-    """Let the loaded tasks that can be calibrated be so, if the metadata of the run ask for it.
+    """Calibrate the loaded tasks, if the metadata of the run ask for it.
 
     lm-eval builds the task of a YAML itself and has no hook for another class, so a loaded task gets its class anew.
     """
@@ -101,7 +101,7 @@ def _obstacle(task: Any) -> str | None:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The labels of a task, or what stands in the way of calibrating it."""
+    """The labels of a task, or why it cannot be calibrated."""
 
     labels: tuple[str, ...] | None = None
     obstacle: str | None = None
@@ -136,7 +136,7 @@ def judge(config: Mapping[str, Any]) -> Verdict:
 
 
 def check_words(labels: Sequence[str]) -> None:
-    """Labels must be told apart."""
+    """Refuse labels that look the same."""
     if len(labels) < 2:
         raise Obstacle("fewer than two labels")
     if len({word.strip() for word in labels}) < len(labels):
@@ -215,7 +215,7 @@ class StockTask(Calibrated):
         self.announcement.calibrates(self.config.task, how, further_requests=requests, many_prompts=drawn)
 
     def _requested(self, options: Mapping[str, Any]) -> Requested:
-        """Read from the requests alone: functions of a task that draw at random must not be called once more."""
+        """What the requests show. Functions of the task may draw at random, so they are not called again."""
         delimiter = self._target_delimiter(options.get("apply_chat_template", False))
         choices: set[tuple[str, ...]] = set()
         found: dict[int, tuple[int, str, str]] = {}  # gold, and hashes of document and prompt
@@ -301,7 +301,7 @@ class StockTask(Calibrated):
 
     @contextmanager
     def _demonstrations_without(self, rows: Sequence[Doc]) -> Iterator[None]:
-        """No row of the estimate set is shown as a demonstration, least of all to itself; then all is as before."""
+        """Within the block, the sampler draws no row of the estimate set as a demonstration."""
         sampler, shots = getattr(self, "sampler", None), self.config.num_fewshot or 0
         if sampler is None or not shots or not rows:
             yield
@@ -327,18 +327,18 @@ def _doc_hash(doc: Any) -> str:
     return hash_string(json.dumps(doc, indent=2, default=handle_non_serializable, ensure_ascii=False))
 
 
-# ------------------------------------------------------------------ what is said
+# ------------------------------------------------------------------ log lines
 
 
 @dataclass
 class Announcement:
-    """What a run says once about all its tasks, as soon as the requests of the last awaited one are known."""
+    """The log lines about all tasks of a run. They are written once, when the last task has built its requests."""
 
     awaited: set[str] = field(default_factory=set)
     calibrated: dict[str, list[str]] = field(default_factory=dict)
     """By what calibrators are fitted on."""
     unchanged: dict[str, list[str]] = field(default_factory=dict)
-    """By what stands in the way."""
+    """By the reason."""
     many_prompts: list[str] = field(default_factory=list)
     """Tasks that draw new demonstrations for every document."""
     further_requests: int = 0

@@ -66,11 +66,11 @@ NOT_ABOUT_PROMPTS = {"tokenizer_name", "rank", "world_size", "cache_requests", "
 
 
 class Calibrated(ConfigurableTask):
-    """What `CalibratedTask` and lm-eval's own tasks share: further documents are scored, calibrators fitted on them.
+    """What `CalibratedTask` and lm-eval's own tasks share.
 
-    A document's way: `build_all_requests` makes lm-eval's requests and those of the further documents, which lm-eval
-    scores but never counts; `apply_filters` makes one table of all scores, fits, and gives the calibrated scores to
-    lm-eval's filters; `process_results` measures them as lm-eval does.
+    `build_all_requests` makes lm-eval's requests and those of further documents, which lm-eval scores but never counts.
+    `apply_filters` makes one table of all scores, fits calibrators on it, and gives calibrated scores to the filters.
+    `process_results` measures them as lm-eval does.
     """
 
     plan: ScoringPlan | None = None
@@ -86,7 +86,7 @@ class Calibrated(ConfigurableTask):
         """Index of a document's label, or NO_GOLD."""
 
     def prompt_of(self, doc: Doc, options: Mapping[str, Any], name: str) -> str:
-        """The prompt of a document; `name` is for the sentence, should it have none.
+        """The prompt of a document; `name` stands for the document in an error.
 
         `options` are those of `build_all_requests`.
         """
@@ -135,7 +135,7 @@ class Calibrated(ConfigurableTask):
         return list(plan.further.items())[options.get("rank", 0) :: options.get("world_size", 1)]
 
     def apply_filters(self) -> None:
-        """lm-eval's own filters on its own requests; the fits, as responses of the others."""
+        """Apply lm-eval's own filters; the responses of the calibrated ones come from the fits."""
         if self.plan is None:
             super().apply_filters()
             self._tell_groups(())
@@ -176,7 +176,7 @@ class Calibrated(ConfigurableTask):
         return {"acc": True, **super().higher_is_better()}
 
     def check_shares(self, documents: Mapping[int, Document], world_size: int) -> None:
-        """lm-eval stops at the end of a run in which a process has evaluated nothing that can be measured."""
+        """Fail early where lm-eval would fail late: each process must have a document that can be measured."""
         golds = [document.gold for document in documents.values() if document.role == "eval"]
         if len(golds) < world_size:
             raise DistributedError(
@@ -284,7 +284,7 @@ class CalibratedTask(Calibrated):
         return {tuple(str(text).strip() for text in row) for row in zip(*columns, strict=True)}
 
     def fewshot_docs(self) -> None:
-        """Nothing for the base class, which would copy the whole split into a list; see `_fewshot_pool`."""
+        """None: the base class would copy the whole split into a list. See `_fewshot_pool`."""
         return None
 
     def _fewshot_pool(self) -> Sequence[Doc]:
@@ -313,7 +313,7 @@ class CalibratedTask(Calibrated):
         return target if isinstance(target, str) and target in self.features else None
 
     def doc_to_target(self, doc: Mapping[str, Any], doc_to_target: Any = None) -> Any:
-        """As in lm-eval, which also asks for the target of documents that have none, and then drops it."""
+        """As in lm-eval, which asks for the target of every document, also of those that have none."""
         if isinstance(doc, UnlabeledDoc):
             return None
         return super().doc_to_target(doc, doc_to_target)
@@ -478,7 +478,7 @@ class CalibratedTask(Calibrated):
                 )
 
     def _check_shown_columns(self, blank: UnlabeledDoc, options: Mapping[str, Any]) -> None:
-        """A column that the prompt shows and a content-free input keeps would carry one document's content into it."""
+        """Refuse a column that the prompt shows but no content-free input replaces: it would show one document's."""
         shown = self.prompt_of(blank, options, "The content-free document")
         for column in self.eval_docs.column_names:
             if column in self.settings.text_fields or column not in blank:
