@@ -374,7 +374,7 @@ def test_a_calibration_on_a_disk_that_turns_read_only(
         assert "Read-only file system" in command.sentence()
         again = start([*calibrate, str(place)])
         assert "Read-only file system" in again.sentence()
-        assert again.log.read_text() == "", "nothing is calibrated that cannot be written"
+        assert again.log.read_text() == "", "no numbers are shown that are not written"
         assert {name: file.read_bytes() for name, file in written(place).items()} == kept
         assert_whole(place, calibrated)
     writes_everything(start([*calibrate, str(place)]), place, calibrated)
