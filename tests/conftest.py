@@ -45,7 +45,7 @@ include = ["lm_eval*"]
 lm_eval = ["**/*.yaml", "tasks/**/*"]
 """
 
-LONG = ("real", "sweep", "packaging", "harness", "cli", "models")
+LONG = ("real", "seams", "sweep", "packaging", "harness", "cli", "models")
 """Folders with files that take a minute or more, the longest first."""
 
 
