@@ -1,8 +1,7 @@
 """Many processes: what they exchange, which of them writes, and how they end when one of them is gone.
 
 lm-eval applies filters on each rank's shard, before results are gathered. A calibrator must see the estimate rows of
-all ranks, so they are exchanged here, in collectives that no rank can skip: a rank with an error sends it in the same
-collective as its rows, and all ranks stop with the same sentence.
+all ranks, so `gather` exchanges them. `compute_once` sends the value, or the error, of the first process to all.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What lm-eval calls: the task class, its demonstrations and estimate set, the filters, the gather over processes."""
+"""What lm-eval calls: the task classes, their documents, settings and filters."""

@@ -53,7 +53,7 @@ class ScoringPlan:
     record: RunRecord
 
     @cached_property
-    def has_unlabeled(self) -> bool:
+    def lacks_gold(self) -> bool:
         """Whether an evaluation document has no gold label."""
         return any(one.role == "eval" and one.gold == NO_GOLD for one in self.documents.values())
 
@@ -296,10 +296,10 @@ def give_out(name: str, fit: Fit, instances: Iterable[Instance], documents: Mapp
 
 
 class GroupRows:
-    """Which calibrated rows a group averages: those of the very tasks that its raw row averages.
+    """A group gets a calibrated row only if that row averages the same tasks as the raw row.
 
-    lm-eval averages each filter over the tasks that have it. Beside a raw row over other tasks such an average says
-    nothing, so the row is left out and a log line names the tasks in which the two differ.
+    lm-eval averages each filter over the tasks that have it. An average over other tasks than those of the raw row is
+    not comparable: the row is left out, and a log line names the tasks in which the two differ.
     """
 
     def __init__(self, groups: Iterable[Group], ours: Collection[str]) -> None:

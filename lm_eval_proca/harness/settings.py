@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 
 from lm_eval_proca.calibration.base import Calibrator
@@ -100,36 +101,40 @@ def without_settings(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _typed(source: str, key: str, value: Any) -> Any:
-    if key == CALIBRATE:
-        if not isinstance(value, bool):
-            raise TaskError(f"{source}: calibrate must be true or false, got {value!r}.")
-        return value
-    if value is None:
+    if value is None and key != CALIBRATE:
         if getattr(Settings, key) is not None:
             raise TaskError(f"{source}: {key} must have a value, got null; leave it out for its default.")
         return None
-    if key in {"estimate_size", "eval_size"}:
-        return _whole_number(source, key, value, least=1)
-    if key in {"estimate_seed", "order_seed"}:
-        return _whole_number(source, key, value, least=0)
-    if key == "text_fields":
-        parts = [value] if isinstance(value, str) else value
-        if not isinstance(parts, (list, tuple)) or not parts:
-            raise TaskError(f"{source}: text_fields must name the text columns, e.g. [sentence], got {value!r}.")
-        return tuple(str(part) for part in parts)
-    if key == "demonstration_counts":
-        # Commas separate settings on lm-eval's command line, so counts are written with slashes there.
-        parts = value.split("/") if isinstance(value, str) else value
-        if not isinstance(parts, (list, tuple)):
-            raise TaskError(f"{source}: demonstration_counts must be counts per label id such as 3/5, got {value!r}.")
-        return tuple(_whole_number(source, key, part, least=0) for part in parts)
-    if key == "layers":
-        return _layers(source, value)
+    return READERS[key](source, key, value)
+
+
+def _text(source: str, key: str, value: Any) -> str:
     return str(value)
 
 
-def _layers(source: str, value: Any) -> tuple[int | float, ...]:
-    """`0.5/-1` or `20/30`; `none` keeps no hidden states. No layer has two notations but by the model's depth."""
+def _truth(source: str, key: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TaskError(f"{source}: {key} must be true or false, got {value!r}.")
+    return value
+
+
+def _columns(source: str, key: str, value: Any) -> tuple[str, ...]:
+    parts = [value] if isinstance(value, str) else value
+    if not isinstance(parts, (list, tuple)) or not parts:
+        raise TaskError(f"{source}: {key} must name the text columns, e.g. [sentence], got {value!r}.")
+    return tuple(str(part) for part in parts)
+
+
+def _counts(source: str, key: str, value: Any) -> tuple[int, ...]:
+    # Commas separate settings on lm-eval's command line, so counts are written with slashes there.
+    parts = value.split("/") if isinstance(value, str) else value
+    if not isinstance(parts, (list, tuple)):
+        raise TaskError(f"{source}: {key} must be counts per label id such as 3/5, got {value!r}.")
+    return tuple(_whole_number(source, key, part) for part in parts)
+
+
+def _layers(source: str, key: str, value: Any) -> tuple[int | float, ...]:
+    """`0.5/-1` or `20/30`; `none` keeps no hidden states."""
     if value == "none" or value == []:
         return ()
     parts = value.split("/") if isinstance(value, str) else value if isinstance(value, (list, tuple)) else [value]
@@ -140,13 +145,13 @@ def _layers(source: str, value: Any) -> tuple[int | float, ...]:
     ends = [layer for layer in layers if isinstance(layer, float) and not 0 < layer < 1]
     if not layers or ends or len(set(layers)) < len(layers):
         raise TaskError(
-            f"{source}: layers must be different whole numbers (-1 is the last layer) or fractions of the depth "
+            f"{source}: {key} must be different whole numbers (-1 is the last layer) or fractions of the depth "
             f"between 0 and 1, such as 20/-1 or 0.5/0.75, or none, got {value!r}."
         )
     return layers
 
 
-def _whole_number(source: str, key: str, value: Any, *, least: int) -> int:
+def _whole_number(source: str, key: str, value: Any, *, least: int = 0) -> int:
     try:
         number = int(str(value))
     except ValueError:
@@ -154,6 +159,26 @@ def _whole_number(source: str, key: str, value: Any, *, least: int) -> int:
     if isinstance(value, bool) or number < least:
         raise TaskError(f"{source}: {key} must be a whole number of at least {least}, got {value!r}.")
     return number
+
+
+_size = partial(_whole_number, least=1)
+
+READERS: dict[str, Callable[[str, str, Any], Any]] = {
+    CALIBRATE: _truth,
+    "estimate_split": _text,
+    "estimate_size": _size,
+    "estimate_seed": _whole_number,
+    "estimate_file": _text,
+    "text_fields": _columns,
+    "eval_size": _size,
+    "data_dir": _text,
+    "data_folder": _text,
+    "demonstration_counts": _counts,
+    "order_seed": _whole_number,
+    "layers": _layers,
+    "scores_dir": _text,
+}
+"""How the value of each setting is read; a wrong one is refused in a sentence."""
 
 
 # ------------------------------------------------------------------ the YAML of a task

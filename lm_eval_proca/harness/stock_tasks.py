@@ -159,7 +159,10 @@ class Requested:
 
 
 class StockTask(Calibrated):
-    """Put before the class of a loaded task: calibrated rows beside the raw one, which stays as it is."""
+    """Put before the class of a loaded task: calibrated rows beside the raw one.
+
+    The raw row stays lm-eval's, but that no row counts documents without a gold label.
+    """
 
     seed: int | None = None
     choices: tuple[str, ...]
@@ -189,7 +192,7 @@ class StockTask(Calibrated):
         self.config.metadata = without_settings(self.config.metadata or {})
         self.choices = found.choices
         self.calibrators = suited(calibrators_of_documents(), len(found.choices))
-        rows, how = self._unlabeled_rows()
+        rows, how = self._chosen_rows()
         index = sorted(set(samples)) if samples else None  # with --samples, lm-eval numbers the chosen documents anew
         documents = {i: Document("eval", index[i] if index else i, gold) for i, gold in found.gold.items()}
         self.check_shares(documents, options.get("world_size", 1))
@@ -250,7 +253,7 @@ class StockTask(Calibrated):
 
     # ------------------------------------------------------------------ rows of another split
 
-    def _unlabeled_rows(self) -> tuple[UnlabeledRows, str]:
+    def _chosen_rows(self) -> tuple[UnlabeledRows, str]:
         """Rows of the split that was asked for, and in words what calibrators are fitted on."""
         if "estimate_split" not in self.given:
             return UnlabeledRows(), ON_EVALUATION_ROWS
@@ -372,8 +375,8 @@ class Announcement:
             yield f"{count} of the tasks cannot be calibrated and run unchanged ({reasons})"
         if self.many_prompts:
             yield (
-                f"new demonstrations for every document in {_counted(self.many_prompts)}; what is calibrated there is "
-                f"the average bias of many prompts"
+                f"every document has its own demonstrations in {_counted(self.many_prompts)}, so calibration corrects "
+                f"only their average bias"
             )
 
 

@@ -155,10 +155,10 @@ class Calibrated(ConfigurableTask):
             self.group_rows.arrived(self.task_name, rows)
 
     def process_results(self, doc: Any, results: Any) -> dict[str, Any]:
-        """As in lm-eval; documents without a gold label count nowhere, and calibrated rows always have an accuracy."""
+        """As in lm-eval, but no row counts documents without a gold label. Calibrated rows always have an accuracy."""
         if self.plan is None or "bypass" in self._metric_fn_list:
             return super().process_results(doc, results)
-        if self.plan.has_unlabeled and self.gold(doc) == NO_GOLD:
+        if self.plan.lacks_gold and self.gold(doc) == NO_GOLD:
             return {}
         metrics = super().process_results(doc, results)
         if not isinstance(results[0], CalibratedResponse):
@@ -478,7 +478,7 @@ class CalibratedTask(Calibrated):
                 )
 
     def _check_shown_columns(self, blank: UnlabeledDoc, options: Mapping[str, Any]) -> None:
-        """Refuse a column that the prompt shows but no content-free input replaces: it would show one document's."""
+        """Refuse a column in the prompt that is not in text_fields: content-free prompts would show one document's."""
         shown = self.prompt_of(blank, options, "The content-free document")
         for column in self.eval_docs.column_names:
             if column in self.settings.text_fields or column not in blank:

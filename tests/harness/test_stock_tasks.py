@@ -274,11 +274,11 @@ class TestWhatIsSaid:
     def test_demonstrations_that_change_with_the_document_are_told_once(self, evaluate, caplog):
         caplog.set_level("INFO")
         evaluate("quiz_many", "quiz_few", "quiz_first", num_fewshot=2)
-        (line,) = [text for text in caplog.messages if "new demonstrations for every document" in text]
+        (line,) = [text for text in caplog.messages if "every document has its own demonstrations" in text]
         assert "in 2 tasks (quiz_many, quiz_few);" in line
         caplog.clear()
         evaluate("quiz_many", num_fewshot=0)
-        assert "new demonstrations" not in caplog.text
+        assert "its own demonstrations" not in caplog.text
 
     def test_settings_that_lm_evals_tasks_do_not_read(self, evaluate, caplog):
         evaluate("quiz_few", settings={"eval_size": 5})
