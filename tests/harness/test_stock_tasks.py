@@ -275,7 +275,7 @@ class TestWhatIsSaid:
         caplog.set_level("INFO")
         evaluate("quiz_many", "quiz_few", "quiz_first", num_fewshot=2)
         (line,) = [text for text in caplog.messages if "every document has its own demonstrations" in text]
-        assert "in 2 tasks (quiz_many, quiz_few);" in line
+        assert "in 2 tasks (quiz_many, quiz_few), so" in line
         caplog.clear()
         evaluate("quiz_many", num_fewshot=0)
         assert "its own demonstrations" not in caplog.text
