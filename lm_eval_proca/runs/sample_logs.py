@@ -9,14 +9,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from lm_eval_proca.errors import ScoreTableError
-from lm_eval_proca.runs.output_folder import ACCURACY, SAMPLES_FILE, mapping
+from lm_eval_proca.errors import ResultsError, ScoreTableError
+from lm_eval_proca.runs.output_folder import ACCURACY, SAMPLES_FILE, mapping, read_document
 from lm_eval_proca.scores.gold import NO_GOLD, gold_index
 from lm_eval_proca.scores.record import RunRecord, documents_hash
 from lm_eval_proca.scores.score_table import ScoreTable
@@ -60,6 +61,8 @@ class SampleLog:
 
     path: Path
     samples: Sequence[Sample]
+    known: Mapping[str, Any]
+    """Task, model and shots, as far as a results file tells."""
 
     @property
     def has_fixed_labels(self) -> bool:
@@ -69,16 +72,17 @@ class SampleLog:
 
     def gold(self) -> list[int]:
         """The gold label of every document, by the one reading of the targets that the whole log allows."""
-        found = [
-            [gold_index(read(sample), sample.choices) for sample in self.samples] for read in _readings(self.samples)
-        ]
-        contradictions = [
-            next((s for s, label in zip(self.samples, gold, strict=True) if s.contradicts(label)), None)
-            for gold in found
-        ]
-        fitting = [gold for gold, sample in zip(found, contradictions, strict=True) if sample is None]
+        fitting: list[list[int]] = []
+        contradicting: list[Sample] = []
+        for read in _readings(self.samples):
+            gold = [gold_index(read(sample), sample.choices) for sample in self.samples]
+            wrong = (s for s, label in zip(self.samples, gold, strict=True) if s.contradicts(label))
+            if (first := next(wrong, None)) is None:
+                fitting.append(gold)
+            else:
+                contradicting.append(first)
         if not fitting:
-            last = max((sample for sample in contradictions if sample is not None), key=lambda sample: sample.line)
+            last = max(contradicting, key=lambda sample: sample.line)
             raise ScoreTableError(
                 f"line {last.line} of {self.path} has the target {last.target!r}, which does not agree with its "
                 f"scores and its metrics; it cannot be understood as one of the choices."
@@ -92,8 +96,8 @@ class SampleLog:
             )
         return fitting[0]
 
-    def table(self, known: Mapping[str, Any]) -> ScoreTable:
-        """Scores and gold labels; `known` is where they come from."""
+    def table(self) -> ScoreTable:
+        """Scores and gold labels."""
         fixed, count, gold = self.has_fixed_labels, len(self.samples), self.gold()
         positions = tuple(f"choice {k + 1}" for k in range(len(self.samples[0].choices)))
         in_order = sorted((one.doc_id, one.doc_hash, label) for one, label in zip(self.samples, gold, strict=True))
@@ -104,7 +108,7 @@ class SampleLog:
             estimate_gold=np.full(count, NO_GOLD, dtype=np.int64),
             scores=np.array([sample.scores for sample in self.samples], dtype=np.float64),
             record=RunRecord(
-                **known,
+                **self.known,
                 labels=self.samples[0].choices if fixed else positions,
                 labels_are_positions=not fixed,
                 eval_rows=count,
@@ -120,18 +124,13 @@ def read_samples(path: str | Path) -> ScoreTable:
     name = SAMPLES_FILE.fullmatch(path.name)
     task = name["task"] if name else path.stem
     results = _results_beside(path, name["date"]) if name else {}
-    return read_log(path, results, task).table(known_of(results, task))
-
-
-def known_of(results: Mapping[str, Any], task: str) -> dict[str, Any]:
-    """Task, model and shots, as far as a results file tells."""
-    known = {"model": results.get("model_name"), "num_fewshot": mapping(results, "n-shot").get(task)}
-    return {"task": task, **{key: value for key, value in known.items() if value is not None}}
+    return read_log(path, results, task).table()
 
 
 def read_log(path: Path, results: Mapping[str, Any], task: str) -> SampleLog:
-    """Read the first line of each document."""
-    doc_to_target = mapping(mapping(results, "configs"), task).get("doc_to_target")
+    """Read the first line of each document; `results` is the results file of the log, empty if there is none."""
+    doc_to_target = results.get("configs", {}).get(task, {}).get("doc_to_target")
+    shots = (results.get("n-shot") or {}).get(task)
     samples: list[Sample] = []
     for number, fields in first_lines(path):
         sample = _sample(number, fields, doc_to_target, path)
@@ -143,7 +142,7 @@ def read_log(path: Path, results: Mapping[str, Any], task: str) -> SampleLog:
         samples.append(sample)
     if not samples or len(samples[0].choices) < 2:
         raise ScoreTableError(f"{path} holds no sample with two choices or more.")
-    return SampleLog(path, samples)
+    return SampleLog(path, samples, {"task": task, "model": results.get("model_name"), "num_fewshot": shots})
 
 
 def first_lines(path: Path) -> Iterator[tuple[int, Fields]]:
@@ -161,15 +160,20 @@ def first_lines(path: Path) -> Iterator[tuple[int, Fields]]:
 
 def lines(path: Path) -> Iterator[tuple[int, Fields]]:
     """All lines of a log, with their numbers."""
+    for number, fields in json_lines(path):
+        if not isinstance(fields, dict):
+            raise ScoreTableError(f"line {number} of {path} is not an object of JSON; the file is damaged.")
+        yield number, fields
+
+
+def json_lines(path: Path) -> Iterator[tuple[int, Any]]:
+    """What the lines of a file hold, with their numbers; empty lines are left out."""
     number = 0
     try:
         with path.open("rb") as found:
             for number, line in enumerate(found, start=1):
                 if line.strip():
-                    fields = json.loads(line)
-                    if not isinstance(fields, dict):
-                        raise ValueError("not an object")
-                    yield number, fields
+                    yield number, json.loads(line)
     except OSError as error:
         raise ScoreTableError(f"Cannot read {path} ({error.strerror}).") from error
     except (ValueError, RecursionError) as error:
@@ -235,10 +239,6 @@ def _as_number(text: str) -> int | str:
 def _results_beside(path: Path, date: str) -> Mapping[str, Any]:
     """The results file of a log; without one, scores and label words are still there."""
     for file in path.parent.glob(f"*_{date}.json"):
-        try:
-            results = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
-            continue
-        if isinstance(results, dict):
-            return results
+        with suppress(ResultsError):
+            return read_document(file)
     return {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +11,7 @@ import numpy as np
 
 from lm_eval_proca.errors import ScoreTableError
 from lm_eval_proca.runs.output_folder import visible_files
-from lm_eval_proca.runs.sample_logs import read_samples
+from lm_eval_proca.runs.sample_logs import json_lines, read_samples
 from lm_eval_proca.scores.score_table import ScoreTable
 
 
@@ -64,7 +63,7 @@ def read_scores(path: str | Path) -> NewScores:
     path = Path(path)
     if path.suffix == ".csv":
         return NewScores(*_read_csv(path))
-    if path.suffix == ".jsonl" and _first_line(path).startswith("["):
+    if path.suffix == ".jsonl" and isinstance(next(json_lines(path), (0, None))[1], list):
         return NewScores(_read_lists(path))
     table = read_run(path)
     if problem := table.not_finite(("eval",)):
@@ -87,13 +86,7 @@ def _read_csv(path: Path) -> tuple[np.ndarray, list[str]]:
 
 def _read_lists(path: Path) -> np.ndarray:
     rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise ScoreTableError(f"line {number} of {path} is not JSON.") from error
+    for number, row in json_lines(path):
         if not isinstance(row, list):
             raise ScoreTableError(f"line {number} of {path} is not a list of numbers, one per label.")
         rows.append(row)
@@ -114,11 +107,3 @@ def _is_number(value: object) -> bool:
         return not isinstance(value, bool) and bool(np.isfinite(float(value)))  # type: ignore[arg-type]
     except (TypeError, ValueError):
         return False
-
-
-def _first_line(path: Path) -> str:
-    try:
-        with path.open(encoding="utf-8") as lines:
-            return lines.readline().lstrip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ScoreTableError(f"Cannot read {path} ({error}).") from error
