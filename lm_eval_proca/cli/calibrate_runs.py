@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from lm_eval_proca.calibration.base import Calibrator
 from lm_eval_proca.errors import ResultsError
-from lm_eval_proca.runs.finished import CalibratedRun, FittedTask, calibrate_run
+from lm_eval_proca.runs.finished import CalibratedRun, calibrate_run
 from lm_eval_proca.runs.groups import some_of
 from lm_eval_proca.runs.output_folder import RESULT_FILE, result_files, samples_without_results
 from lm_eval_proca.runs.writing import CannotWrite, check_folder, write_results, write_samples
@@ -30,10 +30,15 @@ def calibrate_folders(
         for path in samples_without_results([path for path in paths if Path(path).is_dir()], files)
     ]
     with progress(files) as done:
-        calibrate = partial(calibrate_run, calibrators=calibrators, asked=asked, done=done)
         for file in files:
+            target = targets.get(file)
+            keep = partial(write_samples, folder=target.parent) if target else lambda task: None
             try:
-                problems += _calibrate(partial(calibrate, file), targets.get(file))
+                run = calibrate_run(file, calibrators, asked=asked, keep=keep, done=done)
+                _print(run)
+                if target:
+                    write_results(run, target)
+                problems += [f"{one.task} of {file} was skipped: {one.reason}." for one in run.skipped]
             except CannotWrite as error:
                 problems.append(str(error))
                 break
@@ -45,20 +50,6 @@ def calibrate_folders(
     for problem in problems:
         print(f"lm-eval-proca calibrate: {problem}", file=sys.stderr)
     return 1 if problems else 0
-
-
-def _calibrate(calibrate: Callable[..., CalibratedRun], target: Path | None) -> list[str]:
-    """Print and write one results file; what was skipped."""
-
-    def keep(task: FittedTask) -> None:
-        if target is not None:
-            write_samples(task, target.parent)
-
-    run = calibrate(keep=keep)
-    _print(run)
-    if target is not None:
-        write_results(run, target)
-    return [f"{one.task} of {run.file} was skipped: {one.reason}." for one in run.skipped]
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from lm_eval_proca.compare.names import matches
 from lm_eval_proca.compare.page import render_page
 from lm_eval_proca.compare.results import Notice
 from lm_eval_proca.errors import ResultsError
-from lm_eval_proca.runs.finished import FittedTask, answers, calibrate_run
+from lm_eval_proca.runs.finished import FittedTask, calibrate_run
 from lm_eval_proca.runs.output_folder import result_files, samples_file
 from lm_eval_proca.scores.fitting import calibrators_of_documents
 
@@ -71,7 +71,7 @@ def _calibrated(files: Sequence[Path], patterns: Sequence[str]) -> Calibrated:
     count = 0
 
     def keep(task: FittedTask) -> None:
-        found.answers[task.log.path] = answers(task)
+        found.answers[task.log.path] = task.correct
 
     with progress(files) as done:
         for file in files:

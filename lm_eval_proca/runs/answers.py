@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -14,23 +13,17 @@ from lm_eval_proca.errors import ProcaError, ResultsError
 from lm_eval_proca.runs.output_folder import ACCURACY
 from lm_eval_proca.runs.sample_logs import Fields, lines, read_samples
 from lm_eval_proca.scores.fitting import RAW
+from lm_eval_proca.scores.record import documents_hash
 from lm_eval_proca.scores.score_table import NO_GOLD, ScoreTable
 
 
 @dataclass(frozen=True)
 class Correct:
-    """Per filter, whether each document with a gold label was answered correctly, in document order.
-
-    `documents` stands for the documents themselves: equal strings, same documents.
-    """
+    """Per filter, whether each document with a gold label was answered correctly, in document order."""
 
     documents: str
+    """A hash of the ids and hashes of the documents."""
     by_filter: Mapping[str, np.ndarray]
-
-    @classmethod
-    def of(cls, documents: Sequence[tuple[int, str]], by_filter: Mapping[str, np.ndarray]) -> Correct:
-        """From the ids and hashes of the documents."""
-        return cls(hashlib.sha256(repr(documents).encode()).hexdigest(), by_filter)
 
 
 def read_correct(file: Path) -> Correct:
@@ -51,20 +44,15 @@ def read_correct(file: Path) -> Correct:
     if not documents or any(others != documents[0] for others in documents):
         raise ResultsError(f"{file} does not hold the same documents for every filter; it was cut or changed")
     with_gold = [one for one in documents[0] if all(of_filter[one] is not None for of_filter in rows.values())]
-    return Correct.of(
-        with_gold, {name: np.array([of_filter[one] for one in with_gold], bool) for name, of_filter in rows.items()}
-    )
+    by_filter = {name: np.array([of_filter[one] for one in with_gold], bool) for name, of_filter in rows.items()}
+    return Correct(documents_hash(with_gold), by_filter)
 
 
 def joined(parts: Sequence[Correct]) -> Correct:
     """The documents of several logs as those of one, for the filters that all of them have."""
-    if len(parts) == 1:
-        return parts[0]
     names = [name for name in parts[0].by_filter if all(name in part.by_filter for part in parts)]
-    return Correct(
-        documents=hashlib.sha256("".join(part.documents for part in parts).encode()).hexdigest(),
-        by_filter={name: np.concatenate([part.by_filter[name] for part in parts]) for name in names},
-    )
+    by_filter = {name: np.concatenate([part.by_filter[name] for part in parts]) for name in names}
+    return Correct(documents_hash([part.documents for part in parts]), by_filter)
 
 
 def _is_right(fields: Fields, table: Callable[[], ScoreTable]) -> bool | None:

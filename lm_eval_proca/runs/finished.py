@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +25,7 @@ from lm_eval_proca.runs.groups import RAW_ACCURACY, RECALL_SD, STDERR
 from lm_eval_proca.runs.output_folder import ACCURACY, evaluated, mapping, read_document, record_of, samples_file
 from lm_eval_proca.runs.sample_logs import SampleLog, UnclearTarget, read_log
 from lm_eval_proca.scores.fitting import RAW, Fit, fit_all, predictions, recorded, suited
-from lm_eval_proca.scores.record import RunRecord
+from lm_eval_proca.scores.record import RunRecord, documents_hash
 from lm_eval_proca.scores.score_table import NO_GOLD, ScoreTable
 
 CALIBRATED_IN_RUN = "calibrated by the run itself"
@@ -68,6 +69,16 @@ class FittedTask:
     log: SampleLog
     table: ScoreTable
     fits: Mapping[str, Fit]
+
+    @cached_property
+    def correct(self) -> Correct:
+        """What a comparison would read of its calibrated log."""
+        documents = sorted((sample.doc_id, sample.doc_hash) for sample in self.log.samples)
+        gold = self.table.gold_of("eval")
+        with_gold = [document for document, label in zip(documents, gold, strict=True) if label != NO_GOLD]
+        found = predictions(self.table, self.fits)
+        by_filter = {name: np.equal(*labeled(gold, predicted)) for name, _, predicted in found}
+        return Correct(documents_hash(with_gold), by_filter)
 
 
 def why_unchanged(document: Mapping[str, Any], task: str) -> str | None:
@@ -114,16 +125,6 @@ def calibrate_run(
     return run
 
 
-def answers(task: FittedTask) -> Correct:
-    """What a comparison reads of its calibrated log: id and hash of each document; by filter, right or wrong."""
-    documents = sorted((sample.doc_id, sample.doc_hash) for sample in task.log.samples)
-    gold = task.table.gold_of("eval")
-    return Correct.of(
-        [document for document, label in zip(documents, gold, strict=True) if label != NO_GOLD],
-        {name: np.equal(*labeled(gold, predicted)) for name, _, predicted in predictions(task.table, task.fits)},
-    )
-
-
 def _read(file: Path, document: Mapping[str, Any], task: str) -> tuple[SampleLog, ScoreTable]:
     """The log of a task and its scores, if they belong to the results file."""
     path = samples_file(file, task)
@@ -149,7 +150,7 @@ def _add_rows(run: CalibratedRun, task: FittedTask, record: RunRecord) -> None:
     metrics, config = run.document["results"][task.name], run.document["configs"][task.name]
     gold = task.table.gold_of("eval")
     unlabeled = int((gold == NO_GOLD).sum())
-    for name, right in answers(task).by_filter.items():
+    for name, right in task.correct.by_filter.items():
         if len(right) and (name != RAW or (RAW_ACCURACY in metrics and unlabeled)):
             metrics[f"{ACCURACY},{name}"] = float(right.mean())
             metrics[f"{STDERR},{name}"] = standard_error(right) if len(right) > 1 else "N/A"
