@@ -35,9 +35,9 @@ def test_reads_what_lm_eval_writes(lm_eval_folder):
         assert run.accuracy == {
             name: document["results"][run.task][f"acc,{name}"] for name in ("none", "bc", "conca", "proca")
         }
-        assert run.conditions.eval_rows == 40
-        assert run.conditions.estimate_size == 60
-        assert run.conditions.documents_hash
+        assert run.record.eval_rows == 40
+        assert run.record.estimate_size == 60
+        assert run.record.documents_hash
         logged = read_correct(*run.samples_files).by_filter
         assert {name: pytest.approx(correct.mean()) for name, correct in logged.items()} == run.accuracy
 

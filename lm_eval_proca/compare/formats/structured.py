@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from itertools import product
 from typing import Any
 
@@ -35,9 +34,7 @@ def as_dict(report: Report) -> dict[str, Any]:
             }
             for board in report.leaderboards
         ],
-        "preferences": [
-            {**asdict(one), "predicted_minus_gold": one.predicted_minus_gold} for one in report.preferences
-        ],
+        "preferences": [one._asdict() for one in report.preferences],
         "notices": [notice._asdict() for notice in report.notices],
     }
 
