@@ -17,10 +17,8 @@ from lm_eval_proca.runs.score_files import NewScores, read_scores
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = (
-        "The same in Python: `from lm_eval_proca import load_calibrator` and "
-        "`load_calibrator(CALIBRATOR).predict(scores)`."
-    )
+    in_python = "`from lm_eval_proca import load_calibrator` and `load_calibrator(CALIBRATOR).predict(scores)`"
+    parser.epilog = f"The same in Python: {in_python}."
     parser.add_argument("calibrator", metavar="CALIBRATOR", help="file that `calibrate --save` wrote")
     parser.add_argument(
         "scores",

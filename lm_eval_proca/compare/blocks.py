@@ -111,8 +111,7 @@ def blocks_of(measurements: Sequence[Measurement]) -> tuple[list[Block], list[No
     blocks: list[Block] = []
     notices: list[Notice] = []
     tasks = {one.dataset.task: one.dataset for one in measurements}
-    for shots in sorted({one.run.shots for one in measurements}):
-        of_shots = [one for one in measurements if one.run.shots == shots]
+    for shots, of_shots in sorted(grouped(measurements, lambda one: one.run.shots).items()):
         averaged = averaged_datasets(of_shots)
         all_seeds = {one.run.seed for one in of_shots}
         of_shots.sort(key=lambda one: (one.run.model, -1 if one.run.seed is None else one.run.seed))
@@ -149,30 +148,23 @@ def _not_run(shots: int, averaged: Sequence[Dataset], one_per_task: Sequence[Dat
     run = {dataset.task for dataset in averaged}
     gap = [short_task_name(dataset.task) for dataset in one_per_task if dataset.task not in run]
     if gap:
-        yield Notice(
-            "missing",
-            f"No result with {shots} shots for {', '.join(gap)}, so averages with {shots} shots are over the other "
-            f"{len(run)} of {len(one_per_task)} tasks.",
-        )
+        others = f"the other {len(run)} of {len(one_per_task)} tasks"
+        text = f"No result with {shots} shots for {', '.join(gap)}, so averages with {shots} shots are over {others}."
+        yield Notice("missing", text)
 
 
 def _missing(block: Block) -> Iterable[Notice]:
-    def gap_of(method: str) -> tuple[str, ...]:
-        return tuple(dataset.name for dataset in block.averaged if (method, dataset) not in block.accuracies)
+    def gap_of(method: str) -> str:
+        return ", ".join(dataset.name for dataset in block.averaged if (method, dataset) not in block.accuracies)
 
+    which = f"{block.model}, {block.shots} shots"
     for gap, methods in grouped(filter(gap_of, block.methods), gap_of).items():
         who = "" if len(methods) == len(block.methods) else f" ({', '.join(methods)})"
-        yield Notice(
-            "missing",
-            f"{block.model}, {block.shots} shots{who}: no result for {', '.join(gap)}, so its average is left out.",
-        )
+        yield Notice("missing", f"{which}{who}: no result for {gap}, so its average is left out.")
     own = {seed for accuracy in block.accuracies.values() for seed in accuracy.by_seed}
     fewer = {dataset.name for (_, dataset), accuracy in block.accuracies.items() if set(accuracy.by_seed) != own}
     if fewer:
-        yield Notice(
-            "missing",
-            f"{block.model}, {block.shots} shots: fewer seeds (†) for {', '.join(sorted(fewer))} than for the rest.",
-        )
+        yield Notice("missing", f"{which}: fewer seeds (†) for {', '.join(sorted(fewer))} than for the rest.")
 
 
 def _unequal_seeds(shots: int, blocks: Sequence[Block]) -> Iterable[Notice]:

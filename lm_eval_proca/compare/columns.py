@@ -29,11 +29,6 @@ Words = tuple[str, ...]
 """The CONDITIONS of one run, each in words."""
 
 
-def paper_order() -> list[str]:
-    """The tasks of the group `proca`, as the paper's tables have them."""
-    return yaml.safe_load(Path(task_configs_path(), "proca.yaml").read_text(encoding="utf-8"))["task"]
-
-
 @dataclass(frozen=True, order=True)
 class Dataset:
     """A task under one set of conditions; ordered as in the paper's tables."""
@@ -48,38 +43,30 @@ class Measurement:
     """The accuracy of one method in one run."""
 
     run: Run
-    filter_name: str
     dataset: Dataset
-
-    @property
-    def method(self) -> str:
-        return self.run.methods[self.filter_name]
-
-    @property
-    def accuracy(self) -> float:
-        return self.run.accuracy[self.filter_name]
+    filter_name: str
+    method: str
+    """What the tables call the filter."""
+    accuracy: float
 
 
 def measurements_of(runs: Iterable[Run]) -> tuple[list[Measurement], list[Notice]]:
     """Every accuracy that counts, in its column; of several results that measure the same, the newest."""
     measurements: list[Measurement] = []
     notices: list[Notice] = []
-    order = paper_order()
+    order = yaml.safe_load(Path(task_configs_path(), "proca.yaml").read_text(encoding="utf-8"))["task"]
     for task, of_task in sorted(grouped(runs, lambda run: run.task).items()):
         comparable = {run: _comparable(run, of_task) for run in of_task}
         names, differing = _column_names(task, comparable.values())
         if differing:
-            notices.append(
-                Notice(
-                    "differing",
-                    f"Results of {task} differ in {', '.join(differing)}; they stand in separate columns: "
-                    f"{', '.join(names.values())}.",
-                )
-            )
+            what, columns = ", ".join(differing), ", ".join(names.values())
+            text = f"Results of {task} differ in {what}; they stand in separate columns: {columns}."
+            notices.append(Notice("differing", text))
         position = order.index(task) if task in order else len(order)
         for run in of_task:
             dataset = Dataset(position, names[comparable[run]], task)
-            measurements += [Measurement(run, filter_name, dataset) for filter_name in run.accuracy]
+            found = run.accuracy.items()
+            measurements += [Measurement(run, dataset, name, run.methods[name], accuracy) for name, accuracy in found]
         sizes = sorted({run.record.estimate_size or 0 for run in of_task if run.record.generated} - {0})
         if len(sizes) > 1:
             text = f"Generated estimate sets of {task} differ in size: {', '.join(map(str, sizes))} documents."
@@ -148,11 +135,9 @@ def _newest(measurements: Iterable[Measurement]) -> tuple[list[Measurement], lis
 def _why_replaced(newest: Run, old: Run) -> str:
     differs = ["prompts"] * (newest.record.prompt_hash != old.record.prompt_hash)
     differs += ["estimate rows"] * (newest.record.unlabeled_hash != old.record.unlabeled_hash)
-    return (
-        f"{newest.task}, {newest.shots} shots, seed {newest.seed} of {newest.model} was run more than once"
-        f"{' with different ' + ' and '.join(differs) if differs else ''}: {newest.file} is newer and counts, "
-        f"{old.file} does not."
-    )
+    how = f" with different {' and '.join(differs)}" if differs else ""
+    what = f"{newest.task}, {newest.shots} shots, seed {newest.seed} of {newest.model}"
+    return f"{what} was run more than once{how}: {newest.file} is newer and counts, {old.file} does not."
 
 
 def averaged_datasets(measurements: Iterable[Measurement]) -> list[Dataset]:

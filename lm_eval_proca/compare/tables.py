@@ -172,8 +172,8 @@ def order_table(report: Report) -> Table | None:
     for board in report.leaderboards:
         for change in board.order_changes:
             raw, calibrated = (" > ".join(map(" = ".join, order)) for order in (change.raw_order, change.order))
-            orders = [word(raw), word("unchanged" if calibrated == raw else calibrated)]
-            rows.append([number(board.shots), word(change.method), number(change.tau, "{:+.2f}".format), *orders])
+            which = [number(board.shots), word(change.method), number(change.kendall_tau, "{:+.2f}".format)]
+            rows.append([*which, word(raw), word("unchanged" if calibrated == raw else calibrated)])
     caption = (
         "Kendall's tau-b between the models' raw and calibrated averages: +1 same order, -1 reversed. Models "
         "without an average are left out."

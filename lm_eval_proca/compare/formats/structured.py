@@ -27,10 +27,7 @@ def as_dict(report: Report) -> dict[str, Any]:
                 "shots": board.shots,
                 "datasets": [dataset.name for dataset in board.datasets],
                 "standings": [_standing(one) for one in board.standings],
-                "order_changes": [
-                    {"method": one.method, "raw_order": one.raw_order, "order": one.order, "kendall_tau": one.tau}
-                    for one in board.order_changes
-                ],
+                "order_changes": [one._asdict() for one in board.order_changes],
             }
             for board in report.leaderboards
         ],
