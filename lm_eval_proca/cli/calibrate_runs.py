@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from tqdm import tqdm
 
@@ -27,14 +25,14 @@ def calibrate_folders(
     targets = _targets(paths, files, output)
     problems = [
         f"{path} was skipped: there is no results file of the same date beside it."
-        for path in samples_without_results([path for path in paths if Path(path).is_dir()], files)
+        for path in samples_without_results(path for path in paths if Path(path).is_dir())
     ]
-    with progress(files) as done:
+    with progress(files) as bar:
         for file in files:
             target = targets.get(file)
             keep = partial(write_samples, folder=target.parent) if target else lambda task: None
             try:
-                run = calibrate_run(file, calibrators, asked=asked, keep=keep, done=done)
+                run = calibrate_run(file, calibrators, asked=asked, keep=keep, done=bar.update)
                 _print(run)
                 if target:
                     write_results(run, target)
@@ -52,13 +50,11 @@ def calibrate_folders(
     return 1 if problems else 0
 
 
-@contextmanager
-def progress(files: Iterable[Path]) -> Iterator[Callable[[], Any]]:
+def progress(files: Iterable[Path]) -> tqdm:
     """A bar over the sample logs of all results files, on a terminal only."""
     dates = [(file.parent, match["date"]) for file in files if (match := RESULT_FILE.fullmatch(file.name))]
     total = sum(1 for folder, date in dates for _ in folder.glob(f"samples_*_{date}.jsonl"))
-    with tqdm(total=total, unit="tasks", desc="calibrating", disable=None) as bar:
-        yield bar.update
+    return tqdm(total=total, unit="tasks", desc="calibrating", disable=None)
 
 
 def _targets(paths: Sequence[str], files: Sequence[Path], output: str | None) -> dict[Path, Path]:

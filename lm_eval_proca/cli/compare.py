@@ -68,10 +68,10 @@ def _calibrated(files: Sequence[Path], patterns: Sequence[str]) -> Calibrated:
     def wanted(file: Path, task: str) -> bool:
         return matches(task, patterns) and samples_file(file, task).is_file()
 
-    with progress(files) as done:
+    with progress(files) as bar:
         for file in files:
             try:
-                run = calibrate_run(file, calibrators, wanted=partial(wanted, file), keep=keep, done=done)
+                run = calibrate_run(file, calibrators, wanted=partial(wanted, file), keep=keep, done=bar.update)
             except ResultsError:  # for the comparison to name
                 continue
             for one in run.skipped:

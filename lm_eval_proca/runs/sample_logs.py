@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,8 +40,8 @@ class Sample(NamedTuple):
     doc_id: int
     doc_hash: str
     target: Any
-    has_type: bool
-    """False where only the text of the target is known, which does not tell a number from a word."""
+    readings: tuple[int, int]
+    """The gold label if the target is a position, and if it is a label word; the same where its type is known."""
     choices: tuple[str, ...]
     scores: tuple[float, ...]
     right: float | None
@@ -74,8 +74,7 @@ class SampleLog:
         """The gold label of every document, by the one reading of the targets that the whole log allows."""
         fitting: list[list[int]] = []
         contradicting: list[Sample] = []
-        for read in _readings(self.samples):
-            gold = [gold_index(read(sample), sample.choices) for sample in self.samples]
+        for gold in map(list, zip(*(sample.readings for sample in self.samples), strict=True)):
             wrong = (s for s, label in zip(self.samples, gold, strict=True) if s.contradicts(label))
             if (first := next(wrong, None)) is None:
                 fitting.append(gold)
@@ -193,13 +192,13 @@ def _sample(number: int, fields: Fields, doc_to_target: Any, path: Path) -> Samp
             choices, scores = choices[: len(choices) // 2], scores[: len(scores) // 2]
         unchanged = fields.get("filtered_resps") == [response[0] for response in fields["resps"]]
         logged = [fields[metric][0] for metric in WITH_GOLD if isinstance(fields.get(metric), list)]
-        target, has_type = _target(fields, doc_to_target)
+        as_number, target = _targets(fields, doc_to_target)
         return Sample(
             line=number,
             doc_id=int(fields["doc_id"]),
             doc_hash=str(fields.get("doc_hash")),
-            target=target.strip() if isinstance(target, str) else target,
-            has_type=has_type,
+            target=target,
+            readings=(gold_index(as_number, choices), gold_index(target, choices)),
             choices=choices,
             scores=scores,
             right=float(fields[ACCURACY]) if unchanged and ACCURACY in fields else None,
@@ -212,28 +211,22 @@ def _sample(number: int, fields: Fields, doc_to_target: Any, path: Path) -> Samp
         ) from error
 
 
-def _target(fields: Fields, doc_to_target: Any) -> tuple[Any, bool]:
-    """The target of a document, and whether its type is known; the log has its text."""
+def _targets(fields: Fields, doc_to_target: Any) -> tuple[Any, Any]:
+    """The target of a document as a number, if it can be one, and as a word: the log has only its text.
+
+    lm-eval takes numbers and booleans as positions, and strings as label words.
+    """
     text, doc = str(fields["target"]), mapping(fields, "doc")
-    if not isinstance(doc_to_target, str):
-        return text, False
-    if doc_to_target in doc:
-        return doc[doc_to_target], True
-    is_template = "{{" in doc_to_target and "def " not in doc_to_target  # the source of a function would have it
-    return int(text) if is_template and re.fullmatch(r"\d{1,9}", text) else text, is_template
-
-
-def _readings(samples: Sequence[Sample]) -> list[Callable[[Sample], Any]]:
-    """How the targets may be meant: lm-eval takes numbers and booleans as positions, and strings as label words."""
-    if all(sample.has_type for sample in samples):
-        return [lambda sample: sample.target]
-    return [lambda sample: _as_number(str(sample.target)), lambda sample: str(sample.target)]
-
-
-def _as_number(text: str) -> int | str:
+    if isinstance(doc_to_target, str) and doc_to_target in doc:
+        known = doc[doc_to_target]
+        return (known.strip(),) * 2 if isinstance(known, str) else (known, known)
+    # The source of a function may hold braces too.
+    if isinstance(doc_to_target, str) and "{{" in doc_to_target and "def " not in doc_to_target:
+        return (int(text) if re.fullmatch(r"\d{1,9}", text) else text.strip(),) * 2
+    text = text.strip()
     if text in ("True", "False"):
-        return text == "True"
-    return int(text) if re.fullmatch(r"-?\d{1,9}", text) else text
+        return text == "True", text
+    return int(text) if re.fullmatch(r"-?\d{1,9}", text) else text, text
 
 
 def _results_beside(path: Path, date: str) -> Mapping[str, Any]:
