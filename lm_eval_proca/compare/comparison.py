@@ -15,8 +15,8 @@ from lm_eval_proca.compare.names import short_model_names
 from lm_eval_proca.compare.preferences import Preference, preferences_of
 from lm_eval_proca.compare.results import Notice, Run, read_results
 from lm_eval_proca.metrics import grouped
-from lm_eval_proca.runs.answers import Correct
 from lm_eval_proca.runs.output_folder import mapping, printable
+from lm_eval_proca.runs.sample_logs import Correct
 
 NAMED_FITS = 3
 """So many doubtful fits of a method are named in a notice; the results files have all."""

@@ -17,7 +17,7 @@ import numpy as np
 from lm_eval_proca.compare.blocks import RAW_METHOD, Accuracy, Average, Block, common_seeds
 from lm_eval_proca.compare.columns import Dataset, Measurement
 from lm_eval_proca.metrics import PairedTest, grouped, holm, kendall_tau, mean, on_common_seeds, paired_test
-from lm_eval_proca.runs.answers import Correct
+from lm_eval_proca.runs.sample_logs import Correct
 
 SIGNIFICANCE_LEVEL = 0.05
 

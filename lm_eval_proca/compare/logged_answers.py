@@ -8,9 +8,8 @@ from pathlib import Path
 from lm_eval_proca.compare.columns import Measurement
 from lm_eval_proca.compare.results import Notice, Run
 from lm_eval_proca.errors import ProcaError
-from lm_eval_proca.runs.answers import Correct, joined, read_correct
 from lm_eval_proca.runs.groups import some_of
-from lm_eval_proca.runs.sample_logs import UnclearTarget
+from lm_eval_proca.runs.sample_logs import Correct, UnclearTarget, joined, read_correct
 
 NAMED = 3
 """So many folders without logs are named."""

@@ -20,10 +20,9 @@ from lm_eval_proca.calibration.registry import CALIBRATORS
 from lm_eval_proca.errors import ScoreTableError
 from lm_eval_proca.metrics import labeled, standard_error
 from lm_eval_proca.runs import groups
-from lm_eval_proca.runs.answers import Correct
 from lm_eval_proca.runs.groups import RAW_ACCURACY, RECALL_SD, STDERR
 from lm_eval_proca.runs.output_folder import ACCURACY, evaluated, mapping, read_document, record_of, samples_file
-from lm_eval_proca.runs.sample_logs import SampleLog, UnclearTarget, read_log
+from lm_eval_proca.runs.sample_logs import Correct, SampleLog, UnclearTarget, read_log
 from lm_eval_proca.scores.fitting import RAW, Fit, fit_all, predictions, recorded, suited
 from lm_eval_proca.scores.record import RunRecord, documents_hash
 from lm_eval_proca.scores.score_table import NO_GOLD, ScoreTable

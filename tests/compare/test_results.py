@@ -12,8 +12,7 @@ from lm_eval_proca.compare.columns import measurements_of
 from lm_eval_proca.compare.names import short_model_names
 from lm_eval_proca.compare.results import read_results
 from lm_eval_proca.errors import ResultsError
-from lm_eval_proca.runs.answers import read_correct
-from lm_eval_proca.runs.sample_logs import UnclearTarget
+from lm_eval_proca.runs.sample_logs import UnclearTarget, read_correct
 from lm_eval_proca.scores.identity import model_identity
 from tests.output_folders import Matrix, write_output
 
