@@ -36,10 +36,10 @@ def run(args: argparse.Namespace) -> int:
     rows = []
     for path in args.scores:
         new = read_scores(path)
-        if new.scores.shape[1] != calibrator.n_labels_:
+        found, fitted = new.scores.shape[1], calibrator.n_labels_
+        if found != fitted:
             raise CalibrationError(
-                f"{path} has {new.scores.shape[1]} labels, the calibrator in {args.calibrator} was fitted on "
-                f"{calibrator.n_labels_}."
+                f"{path} has {found} labels, the calibrator in {args.calibrator} was fitted on {fitted}."
             )
         scores, words = _in_order_of_fit(path, new, calibrator)
         _note_other_origin(path, new.origin, calibrator.origin_)

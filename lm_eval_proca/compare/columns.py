@@ -1,8 +1,4 @@
-"""Columns of the tables: which results of a task may stand together.
-
-Results whose task version, template, limit, evaluated rows, estimate set size or choice of demonstrations differ are
-not comparable: each set of conditions becomes a column of its own, named by what differs.
-"""
+"""Columns of the tables: results of a task under the same conditions, named by what tells them from the others."""
 
 from __future__ import annotations
 

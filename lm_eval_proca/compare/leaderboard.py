@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from lm_eval_proca.compare.blocks import RAW_METHOD, Accuracy, Average, Block, common_seeds
-from lm_eval_proca.compare.columns import Dataset, Measurement
+from lm_eval_proca.compare.columns import Dataset
+from lm_eval_proca.compare.results import Run
 from lm_eval_proca.metrics import PairedTest, grouped, holm, kendall_tau, mean, on_common_seeds, paired_test
 from lm_eval_proca.runs.sample_logs import Correct
 
@@ -99,7 +100,7 @@ class Leaderboard:
     order_changes: Sequence[OrderChange]
 
 
-CorrectOf = Callable[[Measurement], "Correct | None"]
+CorrectOf = Callable[[Run], "Correct | None"]
 
 
 def leaderboard(blocks: Sequence[Block], correct_of: CorrectOf) -> Leaderboard:
@@ -130,8 +131,7 @@ def leaderboard(blocks: Sequence[Block], correct_of: CorrectOf) -> Leaderboard:
             )
         )
     standings.sort(key=lambda standing: (standing.rank or math.inf, standing.model, standing.method))
-    methods = dict.fromkeys(method for _, method in calibrated)
-    changes = [change for method in methods if (change := _order_change(method, means)) is not None]
+    changes = list(_order_changes(dict.fromkeys(method for _, method in calibrated), means))
     return Leaderboard(blocks[0].shots, blocks[0].averaged, standings, changes)
 
 
@@ -139,13 +139,13 @@ def _rank(mean: float | None, all_means: Iterable[float]) -> int | None:
     return None if mean is None else 1 + sum(other > mean for other in all_means)
 
 
-def _order_change(method: str, means: Mapping[tuple[str, str], float]) -> OrderChange | None:
-    models = [model for model, of in means if of == method and (model, RAW_METHOD) in means]
-    if len(models) < 2:
-        return None
-    raw, calibrated = ({model: means[model, one] for model in models} for one in (RAW_METHOD, method))
-    tau = kendall_tau(list(raw.values()), list(calibrated.values()))
-    return OrderChange(method, _best_first(raw), _best_first(calibrated), tau)
+def _order_changes(methods: Iterable[str], means: Mapping[tuple[str, str], float]) -> Iterator[OrderChange]:
+    for method in methods:
+        models = [model for model, of in means if of == method and (model, RAW_METHOD) in means]
+        raw, calibrated = ({model: means[model, one] for model in models} for one in (RAW_METHOD, method))
+        if len(models) > 1:
+            tau = kendall_tau(list(raw.values()), list(calibrated.values()))
+            yield OrderChange(method, _best_first(raw), _best_first(calibrated), tau)
 
 
 def _best_first(means: Mapping[str, float]) -> list[list[str]]:
@@ -186,7 +186,7 @@ def _test(a: Accuracy, b: Accuracy, correct_of: CorrectOf) -> PairedTest | None:
     documents: set[str] = set()
     for seed in set(a.by_seed) & set(b.by_seed):
         of_a, of_b = a.by_seed[seed], b.by_seed[seed]
-        correct_a, correct_b = correct_of(of_a), correct_of(of_b)
+        correct_a, correct_b = correct_of(of_a.run), correct_of(of_b.run)
         if correct_a is None or correct_b is None:
             return None
         documents |= {correct_a.documents, correct_b.documents}

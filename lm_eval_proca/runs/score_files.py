@@ -64,7 +64,8 @@ def read_scores(path: str | Path) -> NewScores:
     if path.suffix == ".csv":
         return NewScores(*_read_csv(path))
     if path.suffix == ".jsonl" and isinstance(next(json_lines(path), (0, None))[1], list):
-        return NewScores(_read_lists(path))
+        rows = list(json_lines(path))
+        return NewScores(_matrix(rows, len(rows[0][1]), path))
     table = read_run(path)
     if problem := table.not_finite(("eval",)):
         raise ScoreTableError(f"{path} cannot be calibrated. {problem}; score again, e.g. in another dtype.")
@@ -76,30 +77,24 @@ def read_scores(path: str | Path) -> NewScores:
 def _read_csv(path: Path) -> tuple[np.ndarray, list[str]]:
     try:
         with path.open(encoding="utf-8-sig", newline="") as lines:  # spreadsheets begin a file with a mark
-            header, *rows = [row for row in csv.reader(lines) if row] or [[]]
+            (_, header), *rows = [(k, row) for k, row in enumerate(csv.reader(lines), start=1) if row] or [(1, [])]
     except OSError as error:
         raise ScoreTableError(f"Cannot read {path} ({error.strerror}).") from error
     if not header or all(map(_is_number, header)):
         raise ScoreTableError(f"{path} must begin with a line of label words, in the order of the score columns.")
-    return _matrix(rows, len(header), path, first_line=2), header
+    return _matrix(rows, len(header), path), header
 
 
-def _read_lists(path: Path) -> np.ndarray:
-    rows = []
-    for number, row in json_lines(path):
+def _matrix(rows: Sequence[tuple[int, Any]], labels: int, path: Path) -> np.ndarray:
+    """The rows, which come with the numbers of their lines, as one array."""
+    for number, row in rows:
         if not isinstance(row, list):
             raise ScoreTableError(f"line {number} of {path} is not a list of numbers, one per label.")
-        rows.append(row)
-    return _matrix(rows, len(rows[0]), path, first_line=1)
-
-
-def _matrix(rows: Sequence[Sequence[object]], labels: int, path: Path, *, first_line: int) -> np.ndarray:
-    for number, row in enumerate(rows, start=first_line):
         if len(row) != labels or not all(map(_is_number, row)):
             raise ScoreTableError(f"line {number} of {path} has not {labels} finite numbers, one per label.")
     if not rows:
         raise ScoreTableError(f"{path} holds no scores.")
-    return np.array(rows, dtype=np.float64)
+    return np.array([row for _, row in rows], dtype=np.float64)
 
 
 def _is_number(value: object) -> bool:
