@@ -17,10 +17,8 @@ from lm_eval_proca.runs.score_files import NewScores, read_scores
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = (
-        "The same in Python: `from lm_eval_proca import load_calibrator` and "
-        "`load_calibrator(CALIBRATOR).predict(scores)`."
-    )
+    in_python = "`from lm_eval_proca import load_calibrator` and `load_calibrator(CALIBRATOR).predict(scores)`"
+    parser.epilog = f"The same in Python: {in_python}."
     parser.add_argument("calibrator", metavar="CALIBRATOR", help="file that `calibrate --save` wrote")
     parser.add_argument(
         "scores",
@@ -38,10 +36,10 @@ def run(args: argparse.Namespace) -> int:
     rows = []
     for path in args.scores:
         new = read_scores(path)
-        if new.scores.shape[1] != calibrator.n_labels_:
+        found, fitted = new.scores.shape[1], calibrator.n_labels_
+        if found != fitted:
             raise CalibrationError(
-                f"{path} has {new.scores.shape[1]} labels, the calibrator in {args.calibrator} was fitted on "
-                f"{calibrator.n_labels_}."
+                f"{path} has {found} labels, the calibrator in {args.calibrator} was fitted on {fitted}."
             )
         scores, words = _in_order_of_fit(path, new, calibrator)
         _note_other_origin(path, new.origin, calibrator.origin_)

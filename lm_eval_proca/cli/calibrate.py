@@ -17,21 +17,13 @@ from lm_eval_proca.errors import CalibrationError, ResultsError
 from lm_eval_proca.metrics import Interval
 from lm_eval_proca.runs.output_folder import visible_files
 from lm_eval_proca.runs.score_files import find_score_tables, read_run
-from lm_eval_proca.scores.fitting import (
-    Measured,
-    Params,
-    calibrators_of_documents,
-    calibrators_of_run,
-    in_words,
-    make_calibrators,
-    recalibrate,
-    role_to_fit,
-)
+from lm_eval_proca.scores import fitting
+from lm_eval_proca.scores.fitting import Measured
 from lm_eval_proca.scores.score_table import NO_GOLD, ScoreTable
 
 HEADINGS = {"accuracy": "accuracy", "macro_f1": "macro-F1", "brier": "Brier", "calibration_error": "calibration error"}
-ESTIMATED = "estimated accuracy"
-"""What a fit expects of its accuracy, without labels."""
+
+Calibrators = Mapping[str, Calibrator]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,23 +54,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     params, named = _chosen(args)
     if any(map(_is_output_of_lm_eval, args.files)):
-        return _calibrate_folders(
-            args, calibrators_of_documents(params, hidden_states=False) if named is None else named
-        )
+        return _calibrate_folders(args, params, named)
     check_rows_file(args.output)
     tables = [(path, read_run(path)) for path in find_score_tables(args.files)]
-    runs = [(path, table, calibrators_of_run(table, params) if named is None else named) for path, table in tables]
-    count = sum(len(calibrators) for _, _, calibrators in runs)
-    if args.save is not None and count != 1:
+    chosen = [fitting.calibrators_of_run(table, params) if named is None else named for _, table in tables]
+    if args.save is not None and (count := sum(map(len, chosen))) != 1:
         raise CalibrationError(
             f"--save keeps one calibrator, these would be {count}; name one file and one calibrator, e.g. "
             f"--calibrators proca."
         )
     written: list[dict[str, Any]] = []
     fitted: list[Calibrator] = []
-    for path, table, calibrators in runs:
-        measured, failures = recalibrate(table, calibrators)
-        _print(path, table, measured, failures, by_label=args.bias or len(runs) == 1)
+    for (path, table), calibrators in zip(tables, chosen, strict=True):
+        measured, failures = fitting.recalibrate(table, calibrators)
+        _print(path, table, measured, failures, by_label=args.bias or len(tables) == 1)
         written += [_row(str(path), table, row) for row in measured]
         fitted += [row.fit.calibrator for row in measured if row.fit is not None]
     if args.output is not None:
@@ -87,12 +76,10 @@ def run(args: argparse.Namespace) -> int:
         print(f"numbers written to {write_rows(written, args.output)}", file=sys.stderr)
     if args.save is not None:
         if not fitted:
-            raise CalibrationError(
-                f"Nothing was fitted, so there is nothing to save in {args.save}; see the note above."
-            )
+            raise CalibrationError(f"Nothing was fitted, so {args.save} is not written; see the note above.")
         fitted[0].save(args.save)
         print(f"calibrator saved to {args.save}", file=sys.stderr)
-    return 1 if any(table.not_finite() for _, table, _ in runs) else 0
+    return 1 if any(table.not_finite() for _, table in tables) else 0
 
 
 def _print(
@@ -115,20 +102,19 @@ def _is_output_of_lm_eval(path: str) -> bool:
     return found.suffix == ".json" or (found.is_dir() and not visible_files(found, "*.parquet"))
 
 
-def _calibrate_folders(args: argparse.Namespace, calibrators: Mapping[str, Calibrator]) -> int:
+def _calibrate_folders(args: argparse.Namespace, params: fitting.Params, named: Calibrators | None) -> int:
     others = [path for path in args.files if not _is_output_of_lm_eval(path)]
     if others:
         raise ResultsError(f"{', '.join(others)}: calibrate score tables and single sample logs apart from folders.")
     if args.save is not None or args.bias:
         raise ResultsError("--save and --bias are for single files; name a samples_*.jsonl or a score table.")
     if args.output is not None and Path(args.output).suffix in (".json", ".csv"):
-        raise ResultsError(
-            f"--output {args.output}: name a folder, which gets results and samples as lm-eval has them."
-        )
+        raise ResultsError(f"--output {args.output}: name a folder for results and samples as lm-eval has them.")
+    calibrators = fitting.calibrators_of_documents(params, hidden_states=False) if named is None else named
     return calibrate_folders(args.files, calibrators, args.output, asked=bool(args.calibrators))
 
 
-def _chosen(args: argparse.Namespace) -> tuple[Params, dict[str, Calibrator] | None]:
+def _chosen(args: argparse.Namespace) -> tuple[fitting.Params, Calibrators | None]:
     """What --param says, and the calibrators that are named, if any are.
 
     A wrong --param is refused before any file is read, as far as its calibrator is known without one: the filters of
@@ -136,9 +122,9 @@ def _chosen(args: argparse.Namespace) -> tuple[Params, dict[str, Calibrator] | N
     """
     params = calibrator_params(args.param)
     if args.calibrators:
-        return params, make_calibrators(names([args.calibrators]), params)
+        return params, fitting.make_calibrators(names([args.calibrators]), params)
     known = {name: given for name, given in params.items() if name in CALIBRATORS}
-    make_calibrators(known, known)
+    fitting.make_calibrators(known, known)
     return params, None
 
 
@@ -162,13 +148,11 @@ def _notes(table: ScoreTable, measured: Sequence[Measured], failures: Mapping[st
             f"without an estimate set, the unlabeled evaluation rows are cross-fitted in {folds} folds: every document "
             f"is calibrated by a fit that has not seen it."
         )
-    notes += in_words(failures)
+    notes += fitting.in_words(failures)
     for row in measured:
         notes += [f"{row.name}: {warning}" for warning in _report(row).get("warnings", ())]
     if unlabeled := int((table.gold_of("eval") == NO_GOLD).sum()):
-        notes.append(
-            f"{unlabeled} evaluation rows have no gold label; they are calibrated, and no measure counts them."
-        )
+        notes.append(f"{unlabeled} evaluation rows have no gold label; they are calibrated, but not measured.")
     if table.record.labels_are_positions:
         notes.append("the choices differ from document to document, so what is calibrated is their position.")
     return notes
@@ -176,8 +160,8 @@ def _notes(table: ScoreTable, measured: Sequence[Measured], failures: Mapping[st
 
 def _printed(row: Measured) -> dict[str, str]:
     numbers = {HEADINGS[name]: _number(measure) for name, measure in row.measures.items()}
-    estimated = _report(row).get("estimated_accuracy")
-    return {"calibrator": row.name, **numbers, ESTIMATED: "" if estimated is None else f"{estimated:.4f}"}
+    estimated = _report(row).get("estimated_accuracy")  # what the fit expects, without labels
+    return {"calibrator": row.name, **numbers, "estimated accuracy": "" if estimated is None else f"{estimated:.4f}"}
 
 
 def _report(row: Measured) -> dict[str, Any]:
@@ -218,7 +202,7 @@ def _row(file: str, table: ScoreTable, row: Measured) -> dict[str, Any]:
         **{key: getattr(table.record, key) for key in ("model", "task", "num_fewshot", "seed")},
         "eval_rows": int((table.role == "eval").sum()),
         "calibrator": row.name,
-        "fitted_on": None if row.fit is None else role_to_fit(row.fit.calibrator, table),
+        "fitted_on": None if row.fit is None else fitting.role_to_fit(row.fit.calibrator, table),
         "folds": None if row.fit is None else row.fit.folds,
         "params": {} if row.fit is None else row.fit.calibrator.get_params(),
         **numbers,

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from tqdm import tqdm
 
 from lm_eval_proca.calibration.base import Calibrator
 from lm_eval_proca.errors import ResultsError
-from lm_eval_proca.runs.finished import CalibratedRun, FittedTask, calibrate_run
+from lm_eval_proca.runs.finished import CalibratedRun, calibrate_run
 from lm_eval_proca.runs.groups import some_of
 from lm_eval_proca.runs.output_folder import RESULT_FILE, result_files, samples_without_results
 from lm_eval_proca.runs.writing import CannotWrite, check_folder, write_results, write_samples
@@ -27,13 +25,18 @@ def calibrate_folders(
     targets = _targets(paths, files, output)
     problems = [
         f"{path} was skipped: there is no results file of the same date beside it."
-        for path in samples_without_results([path for path in paths if Path(path).is_dir()], files)
+        for path in samples_without_results(path for path in paths if Path(path).is_dir())
     ]
-    with progress(files) as done:
-        calibrate = partial(calibrate_run, calibrators=calibrators, asked=asked, done=done)
+    with progress(files) as bar:
         for file in files:
+            target = targets.get(file)
+            keep = partial(write_samples, folder=target.parent) if target else lambda task: None
             try:
-                problems += _calibrate(partial(calibrate, file), targets.get(file))
+                run = calibrate_run(file, calibrators, asked=asked, keep=keep, done=bar.update)
+                _print(run)
+                if target:
+                    write_results(run, target)
+                problems += [f"{one.task} of {file} was skipped: {one.reason}." for one in run.skipped]
             except CannotWrite as error:
                 problems.append(str(error))
                 break
@@ -47,27 +50,11 @@ def calibrate_folders(
     return 1 if problems else 0
 
 
-def _calibrate(calibrate: Callable[..., CalibratedRun], target: Path | None) -> list[str]:
-    """Print and write one results file; what was skipped."""
-
-    def keep(task: FittedTask) -> None:
-        if target is not None:
-            write_samples(task, target.parent)
-
-    run = calibrate(keep=keep)
-    _print(run)
-    if target is not None:
-        write_results(run, target)
-    return [f"{one.task} of {run.file} was skipped: {one.reason}." for one in run.skipped]
-
-
-@contextmanager
-def progress(files: Iterable[Path]) -> Iterator[Callable[[], Any]]:
+def progress(files: Iterable[Path]) -> tqdm:
     """A bar over the sample logs of all results files, on a terminal only."""
     dates = [(file.parent, match["date"]) for file in files if (match := RESULT_FILE.fullmatch(file.name))]
     total = sum(1 for folder, date in dates for _ in folder.glob(f"samples_*_{date}.jsonl"))
-    with tqdm(total=total, unit="tasks", desc="calibrating", disable=None) as bar:
-        yield bar.update
+    return tqdm(total=total, unit="tasks", desc="calibrating", disable=None)
 
 
 def _targets(paths: Sequence[str], files: Sequence[Path], output: str | None) -> dict[Path, Path]:

@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from lm_eval_proca.cli.calibrate_runs import progress
@@ -16,7 +17,7 @@ from lm_eval_proca.compare.names import matches
 from lm_eval_proca.compare.page import render_page
 from lm_eval_proca.compare.results import Notice
 from lm_eval_proca.errors import ResultsError
-from lm_eval_proca.runs.finished import FittedTask, answers, calibrate_run
+from lm_eval_proca.runs.finished import FittedTask, calibrate_run
 from lm_eval_proca.runs.output_folder import result_files, samples_file
 from lm_eval_proca.scores.fitting import calibrators_of_documents
 
@@ -28,22 +29,13 @@ SOMETHING_SKIPPED = 3
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = f"Exit code {SOMETHING_SKIPPED}: the tables leave out damaged files, which are named."
-    parser.add_argument(
-        "folders", nargs="+", metavar="DIR", help="folders of `lm_eval --output_path` or of `lm-eval-proca sweep`"
-    )
-    parser.add_argument(
-        "--format", choices=FORMATS, help="of the tables (default: what the suffix of --output says, or terminal)"
-    )
-    parser.add_argument(
-        "--output", metavar="FILE", help=f"write the tables to FILE ({', '.join(SUFFIXES)}; others as on a terminal)"
-    )
-    parser.add_argument(
-        "--html", metavar="FILE", help="also write one self-contained page to look at and click through"
-    )
-    parser.add_argument(
-        "--groups", action="store_true", help="one column per group, e.g. mmlu, in place of those of its tasks"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("folders", nargs="+", metavar="DIR", help="folders of `lm_eval --output_path` or of `lm-eval-proca sweep`")
+    add("--format", choices=FORMATS, help="of the tables (default: what the suffix of --output says, or terminal)")
+    add("--output", metavar="FILE", help=f"write the tables to FILE ({', '.join(SUFFIXES)}; others as on a terminal)")
+    add("--html", metavar="FILE", help="also write one self-contained page to look at and click through")
+    add("--groups", action="store_true", help="one column per group, e.g. mmlu, in place of those of its tasks")
+    add(
         "--tasks",
         metavar="NAMES",
         default="*",
@@ -71,16 +63,15 @@ def _calibrated(files: Sequence[Path], patterns: Sequence[str]) -> Calibrated:
     count = 0
 
     def keep(task: FittedTask) -> None:
-        found.answers[task.log.path] = answers(task)
+        found.answers[task.log.path] = task.correct
 
-    with progress(files) as done:
+    def wanted(file: Path, task: str) -> bool:
+        return matches(task, patterns) and samples_file(file, task).is_file()
+
+    with progress(files) as bar:
         for file in files:
-
-            def wanted(task: str, file: Path = file) -> bool:
-                return matches(task, patterns) and samples_file(file, task).is_file()
-
             try:
-                run = calibrate_run(file, calibrators, wanted=wanted, keep=keep, done=done)
+                run = calibrate_run(file, calibrators, wanted=partial(wanted, file), keep=keep, done=bar.update)
             except ResultsError:  # for the comparison to name
                 continue
             for one in run.skipped:

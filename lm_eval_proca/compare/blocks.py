@@ -78,9 +78,6 @@ class Block:
         """All that the block has, and those that its averages lack."""
         return sorted({dataset for _, dataset in self.accuracies} | set(self.averaged))
 
-    def seeds_of(self, dataset: Dataset) -> set[Seed]:
-        return {seed for (_, of), accuracy in self.accuracies.items() if of == dataset for seed in accuracy.by_seed}
-
     def average(self, method: str, seeds: Seeds | None = None) -> Average:
         """Over all seeds of each dataset, or over these `seeds`; None if one of them is missing."""
         present = {d: self.accuracies[method, d] for d in self.averaged if (method, d) in self.accuracies}
@@ -111,8 +108,7 @@ def blocks_of(measurements: Sequence[Measurement]) -> tuple[list[Block], list[No
     blocks: list[Block] = []
     notices: list[Notice] = []
     tasks = {one.dataset.task: one.dataset for one in measurements}
-    for shots in sorted({one.run.shots for one in measurements}):
-        of_shots = [one for one in measurements if one.run.shots == shots]
+    for shots, of_shots in sorted(grouped(measurements, lambda one: one.run.shots).items()):
         averaged = averaged_datasets(of_shots)
         all_seeds = {one.run.seed for one in of_shots}
         of_shots.sort(key=lambda one: (one.run.model, -1 if one.run.seed is None else one.run.seed))
@@ -136,51 +132,50 @@ def _block(
     return Block(model, of_model[0].run.shots, averaged, methods, accuracies, tasks)
 
 
-def common_seeds(blocks: Sequence[Block]) -> dict[Dataset, list[Seed]]:
+def common_seeds(blocks: Sequence[Block]) -> dict[Dataset, set[Seed]]:
     """By dataset, the seeds of all models that have the dataset: averages over these can be compared."""
-    common = {}
-    for dataset in blocks[0].averaged:
-        seeds = [found for block in blocks if (found := block.seeds_of(dataset))]
-        common[dataset] = [seed for seed in seeds[0] if all(seed in others for others in seeds)]
-    return common
+    return {dataset: set.intersection(*by_model.values()) for dataset, by_model in _seeds(blocks).items()}
+
+
+def _seeds(blocks: Sequence[Block]) -> dict[Dataset, dict[str, set[Seed]]]:
+    """By dataset and model."""
+    found: dict[Dataset, dict[str, set[Seed]]] = {dataset: {} for dataset in blocks[0].averaged}
+    for block in blocks:
+        for (_, dataset), accuracy in block.accuracies.items():
+            if dataset in found:
+                found[dataset].setdefault(block.model, set()).update(accuracy.by_seed)
+    return found
 
 
 def _not_run(shots: int, averaged: Sequence[Dataset], one_per_task: Sequence[Dataset]) -> Iterable[Notice]:
     run = {dataset.task for dataset in averaged}
     gap = [short_task_name(dataset.task) for dataset in one_per_task if dataset.task not in run]
     if gap:
-        yield Notice(
-            "missing",
-            f"No result with {shots} shots for {', '.join(gap)}, so averages with {shots} shots are over the other "
-            f"{len(run)} of {len(one_per_task)} tasks.",
-        )
+        others = f"the other {len(run)} of {len(one_per_task)} tasks"
+        text = f"No result with {shots} shots for {', '.join(gap)}, so averages with {shots} shots are over {others}."
+        yield Notice("missing", text)
 
 
 def _missing(block: Block) -> Iterable[Notice]:
-    def gap_of(method: str) -> tuple[str, ...]:
-        return tuple(dataset.name for dataset in block.averaged if (method, dataset) not in block.accuracies)
+    def gap_of(method: str) -> str:
+        return ", ".join(dataset.name for dataset in block.averaged if (method, dataset) not in block.accuracies)
 
+    which = f"{block.model}, {block.shots} shots"
     for gap, methods in grouped(filter(gap_of, block.methods), gap_of).items():
         who = "" if len(methods) == len(block.methods) else f" ({', '.join(methods)})"
-        yield Notice(
-            "missing",
-            f"{block.model}, {block.shots} shots{who}: no result for {', '.join(gap)}, so its average is left out.",
-        )
+        yield Notice("missing", f"{which}{who}: no result for {gap}, so its average is left out.")
     own = {seed for accuracy in block.accuracies.values() for seed in accuracy.by_seed}
     fewer = {dataset.name for (_, dataset), accuracy in block.accuracies.items() if set(accuracy.by_seed) != own}
     if fewer:
-        yield Notice(
-            "missing",
-            f"{block.model}, {block.shots} shots: fewer seeds (†) for {', '.join(sorted(fewer))} than for the rest.",
-        )
+        yield Notice("missing", f"{which}: fewer seeds (†) for {', '.join(sorted(fewer))} than for the rest.")
 
 
 def _unequal_seeds(shots: int, blocks: Sequence[Block]) -> Iterable[Notice]:
     """A sentence where models have different seeds, once for all datasets that it holds for."""
     alike: dict[str, list[str]] = {}
-    for dataset, common in common_seeds(blocks).items():
-        seeds = {block.model: found for block in blocks if (found := block.seeds_of(dataset))}
-        if len(set(map(frozenset, seeds.values()))) > 1:
+    for dataset, seeds in _seeds(blocks).items():
+        common = set.intersection(*seeds.values())
+        if any(found != common for found in seeds.values()):
             whose = "; ".join(f"{model}: {_in_words(found)}" for model, found in seeds.items())
             so = f"over the common ones, {_in_words(common)}" if common else "left out, as none is common to all"
             text = f"models have different seeds ({whose}), so ranks and averages in the leaderboard are {so}."

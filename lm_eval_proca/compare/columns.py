@@ -1,8 +1,4 @@
-"""Columns of the tables: which results of a task may stand together.
-
-Results whose task version, template, limit, evaluated rows, estimate set size or choice of demonstrations differ are
-not comparable: each set of conditions becomes a column of its own, named by what differs.
-"""
+"""Columns of the tables: results of a task under the same conditions, named by what tells them from the others."""
 
 from __future__ import annotations
 
@@ -13,16 +9,20 @@ from pathlib import Path
 import yaml
 
 from lm_eval_proca.compare.names import short_task_name
-from lm_eval_proca.compare.results import Conditions, Notice, Run
+from lm_eval_proca.compare.results import Notice, Run
 from lm_eval_proca.metrics import grouped
 from lm_eval_proca_discovery import task_configs_path
 
 SHOWN_DUPLICATES = 5
 
+CONDITIONS = (
+    "task version", "limit", "estimate set size", "number of evaluated rows", "evaluated documents",
+    "choice of demonstrations", "template",
+)  # fmt: skip
+"""What must agree before two results of a task may be averaged or compared."""
 
-def paper_order() -> list[str]:
-    """The tasks of the group `proca`, as the paper's tables have them."""
-    return yaml.safe_load(Path(task_configs_path(), "proca.yaml").read_text(encoding="utf-8"))["task"]
+Words = tuple[str, ...]
+"""The CONDITIONS of one run, each in words."""
 
 
 @dataclass(frozen=True, order=True)
@@ -39,39 +39,31 @@ class Measurement:
     """The accuracy of one method in one run."""
 
     run: Run
-    filter_name: str
     dataset: Dataset
-
-    @property
-    def method(self) -> str:
-        return self.run.methods[self.filter_name]
-
-    @property
-    def accuracy(self) -> float:
-        return self.run.accuracy[self.filter_name]
+    filter_name: str
+    method: str
+    """What the tables call the filter."""
+    accuracy: float
 
 
 def measurements_of(runs: Iterable[Run]) -> tuple[list[Measurement], list[Notice]]:
     """Every accuracy that counts, in its column; of several results that measure the same, the newest."""
     measurements: list[Measurement] = []
     notices: list[Notice] = []
-    order = paper_order()
+    order = yaml.safe_load(Path(task_configs_path(), "proca.yaml").read_text(encoding="utf-8"))["task"]
     for task, of_task in sorted(grouped(runs, lambda run: run.task).items()):
-        comparable = {run: _comparable_conditions(run, of_task) for run in of_task}
-        names, differing = _column_names(task, list(comparable.values()))
+        comparable = {run: _comparable(run, of_task) for run in of_task}
+        names, differing = _column_names(task, comparable.values())
         if differing:
-            notices.append(
-                Notice(
-                    "differing",
-                    f"Results of {task} differ in {', '.join(differing)}; they stand in separate columns: "
-                    f"{', '.join(names.values())}.",
-                )
-            )
+            what, columns = ", ".join(differing), ", ".join(names.values())
+            text = f"Results of {task} differ in {what}; they stand in separate columns: {columns}."
+            notices.append(Notice("differing", text))
         position = order.index(task) if task in order else len(order)
         for run in of_task:
             dataset = Dataset(position, names[comparable[run]], task)
-            measurements += [Measurement(run, filter_name, dataset) for filter_name in run.accuracy]
-        sizes = sorted({run.conditions.estimate_size for run in of_task if run.generated} - {None})  # type: ignore[type-var]
+            found = run.accuracy.items()
+            measurements += [Measurement(run, dataset, name, run.methods[name], accuracy) for name, accuracy in found]
+        sizes = sorted({run.record.estimate_size or 0 for run in of_task if run.record.generated} - {0})
         if len(sizes) > 1:
             text = f"Generated estimate sets of {task} differ in size: {', '.join(map(str, sizes))} documents."
             notices.append(Notice("differing", text))
@@ -79,38 +71,42 @@ def measurements_of(runs: Iterable[Run]) -> tuple[list[Measurement], list[Notice
     return kept, notices + replaced
 
 
-def _comparable_conditions(run: Run, of_task: Sequence[Run]) -> Conditions:
+def _comparable(run: Run, of_task: Sequence[Run]) -> Words:
     """A generated estimate set stands beside the sampled one: its size is an outcome, not a setting."""
-    if not run.generated:
-        return run.conditions
-    unsized = run.conditions._replace(estimate_size=None)
-    sampled = {
-        other.conditions
-        for other in of_task
-        if not other.generated and other.conditions._replace(estimate_size=None) == unsized
-    }
+    if not run.record.generated:
+        return _conditions(run)
+    unsized = _conditions(run, sized=False)
+    others = [other for other in of_task if not other.record.generated]
+    sampled = {_conditions(other) for other in others if _conditions(other, sized=False) == unsized}
     return sampled.pop() if len(sampled) == 1 else unsized
 
 
-def _column_names(task: str, conditions: Sequence[Conditions]) -> tuple[dict[Conditions, str], list[str]]:
+def _conditions(run: Run, sized: bool = True) -> Words:
+    record = run.record
+    counts, order = record.demonstration_counts, record.order_seed
+    chosen = [f"demonstrations {'/'.join(map(str, counts))}"] if counts is not None else []
+    chosen += [f"order {order}"] if order is not None else []
+    return (
+        f"version {record.task_version}",
+        "no limit" if record.limit is None else f"limit {record.limit:g}",
+        f"estimate {(sized and record.estimate_size) or 'unknown'}",
+        f"{record.eval_rows} rows",
+        f"documents {(record.documents_hash or 'unknown')[:6]}",
+        ", ".join(chosen) or "demonstrations as drawn",
+        f"template {run.template}",
+    )
+
+
+def _column_names(task: str, conditions: Iterable[Words]) -> tuple[dict[Words, str], list[str]]:
     """A name for each set of conditions, with as few differences as tell them apart; and all that differs."""
     short = short_task_name(task)
-    distinct = list(dict.fromkeys(conditions))
-    says = {
-        "task version": lambda c: f"version {c.task_version}",
-        "limit": lambda c: "no limit" if c.limit is None else f"limit {c.limit:g}",
-        "estimate set size": lambda c: f"estimate {c.estimate_size or 'unknown'}",
-        "number of evaluated rows": lambda c: f"{c.eval_rows} rows",
-        "evaluated documents": lambda c: f"documents {(c.documents_hash or 'unknown')[:6]}",
-        "choice of demonstrations": lambda c: c.demonstrations or "demonstrations as drawn",
-        "template": lambda c: f"template {c.template}",
-    }
-    differing = {what: say for what, say in says.items() if len({say(c) for c in distinct}) > 1}
-    labels = dict.fromkeys(distinct, "")
-    for say in differing.values():
-        if len(set(labels.values())) < len(distinct):
-            labels = {c: f"{label}, {say(c)}" if label else say(c) for c, label in labels.items()}
-    return {c: f"{short} [{label}]" if label else short for c, label in labels.items()}, list(differing)
+    labels = dict.fromkeys(conditions, "")
+    differing = [k for k, words in enumerate(zip(*labels, strict=True)) if len(set(words)) > 1]
+    for k in differing:
+        if len(set(labels.values())) < len(labels):
+            labels = {words: f"{label}, {words[k]}" if label else words[k] for words, label in labels.items()}
+    named = {words: f"{short} [{label}]" if label else short for words, label in labels.items()}
+    return named, [CONDITIONS[k] for k in differing]
 
 
 def _newest(measurements: Iterable[Measurement]) -> tuple[list[Measurement], list[Notice]]:
@@ -121,7 +117,7 @@ def _newest(measurements: Iterable[Measurement]) -> tuple[list[Measurement], lis
     replaced: dict[tuple[Run, Run], None] = {}
     for competing in by_measured.values():
         # Raw and contextual accuracy do not depend on the estimate set: the sampled run's stand for both.
-        sampled = [one for one in competing if not one.run.generated] or competing
+        sampled = [one for one in competing if not one.run.record.generated] or competing
         *older, newest = sorted(sampled, key=lambda one: (one.run.date, str(one.run.file)))
         kept.append(newest)
         replaced |= {(newest.run, one.run): None for one in older}
@@ -133,13 +129,11 @@ def _newest(measurements: Iterable[Measurement]) -> tuple[list[Measurement], lis
 
 
 def _why_replaced(newest: Run, old: Run) -> str:
-    differs = ["prompts"] * (newest.prompt_hash != old.prompt_hash)
-    differs += ["estimate rows"] * (newest.unlabeled_hash != old.unlabeled_hash)
-    return (
-        f"{newest.task}, {newest.shots} shots, seed {newest.seed} of {newest.model} was run more than once"
-        f"{' with different ' + ' and '.join(differs) if differs else ''}: {newest.file} is newer and counts, "
-        f"{old.file} does not."
-    )
+    differs = ["prompts"] * (newest.record.prompt_hash != old.record.prompt_hash)
+    differs += ["estimate rows"] * (newest.record.unlabeled_hash != old.record.unlabeled_hash)
+    how = f" with different {' and '.join(differs)}" if differs else ""
+    what = f"{newest.task}, {newest.shots} shots, seed {newest.seed} of {newest.model}"
+    return f"{what} was run more than once{how}: {newest.file} is newer and counts, {old.file} does not."
 
 
 def averaged_datasets(measurements: Iterable[Measurement]) -> list[Dataset]:

@@ -13,10 +13,10 @@ from lm_eval_proca.compare.leaderboard import Leaderboard, leaderboard
 from lm_eval_proca.compare.logged_answers import LoggedAnswers
 from lm_eval_proca.compare.names import short_model_names
 from lm_eval_proca.compare.preferences import Preference, preferences_of
-from lm_eval_proca.compare.results import Notice, read_results
-from lm_eval_proca.errors import ResultsError
+from lm_eval_proca.compare.results import Notice, Run, read_results
 from lm_eval_proca.metrics import grouped
-from lm_eval_proca.runs.answers import Correct
+from lm_eval_proca.runs.output_folder import mapping, printable
+from lm_eval_proca.runs.sample_logs import Correct
 
 NAMED_FITS = 3
 """So many doubtful fits of a method are named in a notice; the results files have all."""
@@ -39,10 +39,6 @@ class Report:
     @property
     def methods(self) -> list[str]:
         return sorted({method for block in self.blocks for method in block.methods}, key=method_order)
-
-    @property
-    def shots(self) -> list[int]:
-        return [board.shots for board in self.leaderboards]
 
     @property
     def damaged(self) -> bool:
@@ -75,38 +71,31 @@ def compare(
 ) -> Report:
     """Read result folders and work out everything the tables show."""
     known = calibrated or Calibrated()
-    try:
-        results = read_results(folders, tasks, groups=groups, documents=known.documents)
-    except ResultsError as error:  # what was skipped may be what was wanted
-        raise ResultsError(" ".join([str(error), *(notice.text for notice in known.notices)])) from error
+    results = read_results(folders, tasks, groups=groups, documents=known.documents, notices=known.notices)
     short = short_model_names(run.model for run in results.runs)
     runs = [replace(run, model=short[run.model]) for run in results.runs]
     measurements, about_columns = measurements_of(runs)
     blocks, about_gaps = blocks_of(measurements)
     answers = LoggedAnswers(known.answers)
-    boards = [
-        leaderboard([block for block in blocks if block.shots == shots], answers)
-        for shots in sorted({block.shots for block in blocks})
-    ]
-    about_fits = list(_about_fits(measurements))
-    notices = [*known.notices, *results.notices, *answers.notices(), *about_columns, *about_gaps, *about_fits]
+    boards = [leaderboard(of_shots, answers) for of_shots in grouped(blocks, lambda block: block.shots).values()]
+    notices = [*results.notices, *answers.notices(), *about_columns, *about_gaps, *_about_fits(measurements)]
     names = {name: full for full, name in short.items()}
-    preferences = preferences_of(measurements)
-    preferences.sort(key=lambda one: (one.tasks, one.labels, one.shots, one.model, method_order(one.method)))
-    return Report(blocks, boards, notices, names, preferences)
+    return Report(blocks, boards, notices, names, preferences_of(measurements))
 
 
 def _about_fits(measurements: Iterable[Measurement]) -> Iterator[Notice]:
     """The warnings of fits: one sentence per method, with its first few cases."""
     of_method = grouped(measurements, lambda one: one.method)
     for method in sorted(of_method, key=method_order):
-        warned = [one for one in of_method[method] if one.filter_name in one.run.warnings]
-        cases = [
-            f"{one.run.model} on {one.run.task}, {one.run.shots} shots, seed {one.run.seed}: "
-            f"{' '.join(one.run.warnings[one.filter_name])}"
-            for one in warned[:NAMED_FITS]
-        ]
+        warned = [text for one in of_method[method] if (text := _warnings(one.run, one.filter_name))]
         if warned:
-            more = f" And {len(warned) - NAMED_FITS} more." if len(warned) > NAMED_FITS else ""
-            text = f"{method} warns of {len(warned)} of {len(of_method[method])} fits. {' '.join(cases)}{more}"
-            yield Notice("fit", text)
+            more = [f"And {len(warned) - NAMED_FITS} more."] if len(warned) > NAMED_FITS else []
+            text = f"{method} warns of {len(warned)} of {len(of_method[method])} fits."
+            yield Notice("fit", " ".join([text, *warned[:NAMED_FITS], *more]))
+
+
+def _warnings(run: Run, filter_name: str) -> str:
+    said = mapping(run.record.fits, filter_name).get("warnings")
+    if not said or not isinstance(said, list):
+        return ""
+    return f"{run.model} on {run.task}, {run.shots} shots, seed {run.seed}: {' '.join(map(printable, said))}"

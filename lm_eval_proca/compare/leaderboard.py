@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from lm_eval_proca.compare.blocks import RAW_METHOD, Accuracy, Average, Block, common_seeds
-from lm_eval_proca.compare.columns import Dataset, Measurement
-from lm_eval_proca.metrics import PairedTest, holm, kendall_tau, mean, on_common_seeds, paired_test
-from lm_eval_proca.runs.answers import Correct
+from lm_eval_proca.compare.columns import Dataset
+from lm_eval_proca.compare.results import Run
+from lm_eval_proca.metrics import PairedTest, grouped, holm, kendall_tau, mean, on_common_seeds, paired_test
+from lm_eval_proca.runs.sample_logs import Correct
 
 SIGNIFICANCE_LEVEL = 0.05
 
@@ -48,14 +49,13 @@ class Tally:
     significant_losses: int | None
 
     @classmethod
-    def of(cls, comparisons: Sequence[Comparison]) -> Tally:
+    def of(cls, comparisons: Sequence[Comparison]) -> Tally | None:
+        if not comparisons:
+            return None
         tested = all(one.test is not None for one in comparisons)
-        return cls(
-            wins=sum(one.difference > 0 for one in comparisons),
-            losses=sum(one.difference < 0 for one in comparisons),
-            significant_wins=sum(one.significant and one.difference > 0 for one in comparisons) if tested else None,
-            significant_losses=sum(one.significant and one.difference < 0 for one in comparisons) if tested else None,
-        )
+        won = [one.significant for one in comparisons if one.difference > 0]
+        lost = [one.significant for one in comparisons if one.difference < 0]
+        return cls(len(won), len(lost), sum(won) if tested else None, sum(lost) if tested else None)
 
 
 @dataclass(frozen=True)
@@ -73,16 +73,14 @@ class Standing:
 
     @property
     def raw_tally(self) -> Tally | None:
-        return Tally.of(self.against_raw) if self.against_raw else None
+        return Tally.of(self.against_raw)
 
     @property
     def model_tally(self) -> Tally | None:
-        comparisons = list(itertools.chain.from_iterable(self.against_models.values()))
-        return Tally.of(comparisons) if comparisons else None
+        return Tally.of([one for comparisons in self.against_models.values() for one in comparisons])
 
 
-@dataclass(frozen=True)
-class OrderChange:
+class OrderChange(NamedTuple):
     """The models from best to worst, raw and under one method, and Kendall's tau-b between the two.
 
     Models with equal averages share a place.
@@ -91,7 +89,7 @@ class OrderChange:
     method: str
     raw_order: Sequence[Sequence[str]]
     order: Sequence[Sequence[str]]
-    tau: float | None
+    kendall_tau: float | None
 
 
 @dataclass(frozen=True)
@@ -102,21 +100,18 @@ class Leaderboard:
     order_changes: Sequence[OrderChange]
 
 
-CorrectOf = Callable[[Measurement], "Correct | None"]
+CorrectOf = Callable[[Run], "Correct | None"]
 
 
 def leaderboard(blocks: Sequence[Block], correct_of: CorrectOf) -> Leaderboard:
     """Rank the models of `blocks`, all of one number of shots. Only complete averages have a rank."""
     seeds = common_seeds(blocks)
-    averages = {(block.model, method): block.average(method, seeds) for block in blocks for method in block.methods}
+    rows = [(block, method) for block in blocks for method in block.methods]
+    averages = {(block.model, method): block.average(method, seeds) for block, method in rows}
     means = {key: average.mean for key, average in averages.items() if average.mean is not None}
+    calibrated = [(block, method) for block, method in rows if method != RAW_METHOD]
     against_raw = _adjusted(
-        {
-            (block.model, method): _compare((block, method), (block, RAW_METHOD), correct_of)
-            for block in blocks
-            for method in block.methods
-            if method != RAW_METHOD
-        }
+        {(one.model, method): _compare((one, method), (one, RAW_METHOD), correct_of) for one, method in calibrated}
     )
     against_models = _against_models(blocks, correct_of)
     standings = []
@@ -136,8 +131,7 @@ def leaderboard(blocks: Sequence[Block], correct_of: CorrectOf) -> Leaderboard:
             )
         )
     standings.sort(key=lambda standing: (standing.rank or math.inf, standing.model, standing.method))
-    methods = dict.fromkeys(method for block in blocks for method in block.methods if method != RAW_METHOD)
-    changes = [change for method in methods if (change := _order_change(method, means)) is not None]
+    changes = list(_order_changes(dict.fromkeys(method for _, method in calibrated), means))
     return Leaderboard(blocks[0].shots, blocks[0].averaged, standings, changes)
 
 
@@ -145,20 +139,18 @@ def _rank(mean: float | None, all_means: Iterable[float]) -> int | None:
     return None if mean is None else 1 + sum(other > mean for other in all_means)
 
 
-def _order_change(method: str, means: Mapping[tuple[str, str], float]) -> OrderChange | None:
-    models = [model for model, of in means if of == method and (model, RAW_METHOD) in means]
-    if len(models) < 2:
-        return None
-    raw = [means[model, RAW_METHOD] for model in models]
-    calibrated = [means[model, method] for model in models]
-    return OrderChange(method, _best_first(models, raw), _best_first(models, calibrated), kendall_tau(raw, calibrated))
+def _order_changes(methods: Iterable[str], means: Mapping[tuple[str, str], float]) -> Iterator[OrderChange]:
+    for method in methods:
+        models = [model for model, of in means if of == method and (model, RAW_METHOD) in means]
+        raw, calibrated = ({model: means[model, one] for model in models} for one in (RAW_METHOD, method))
+        if len(models) > 1:
+            tau = kendall_tau(list(raw.values()), list(calibrated.values()))
+            yield OrderChange(method, _best_first(raw), _best_first(calibrated), tau)
 
 
-def _best_first(models: Sequence[str], means: Sequence[float]) -> list[list[str]]:
-    places: dict[float, list[str]] = {}
-    for average, model in sorted(zip(means, models, strict=True), key=lambda pair: (-pair[0], pair[1])):
-        places.setdefault(average, []).append(model)
-    return list(places.values())
+def _best_first(means: Mapping[str, float]) -> list[list[str]]:
+    places = grouped(sorted(means), means.__getitem__)
+    return [places[average] for average in sorted(places, reverse=True)]
 
 
 def _against_models(
@@ -194,7 +186,7 @@ def _test(a: Accuracy, b: Accuracy, correct_of: CorrectOf) -> PairedTest | None:
     documents: set[str] = set()
     for seed in set(a.by_seed) & set(b.by_seed):
         of_a, of_b = a.by_seed[seed], b.by_seed[seed]
-        correct_a, correct_b = correct_of(of_a), correct_of(of_b)
+        correct_a, correct_b = correct_of(of_a.run), correct_of(of_b.run)
         if correct_a is None or correct_b is None:
             return None
         documents |= {correct_a.documents, correct_b.documents}

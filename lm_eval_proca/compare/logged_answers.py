@@ -2,46 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
-from lm_eval_proca.compare.columns import Measurement
 from lm_eval_proca.compare.results import Notice, Run
 from lm_eval_proca.errors import ProcaError
-from lm_eval_proca.runs.answers import Correct, joined, read_correct
-from lm_eval_proca.runs.sample_logs import UnclearTarget
-
-NAMED = 3
-"""So many folders without logs are named."""
+from lm_eval_proca.runs.groups import some_of
+from lm_eval_proca.runs.sample_logs import Correct, UnclearTarget, joined, read_correct
 
 
 class LoggedAnswers:
-    """The answers behind measurements, each log read once, and why some are not known."""
+    """The answers of each run, its logs read once, and why some are not known."""
 
     def __init__(self, known: Mapping[Path, Correct]) -> None:
-        """`known` stand in place of the logs of their paths."""
-        self._known = known
-        self._read: dict[tuple[Path, ...], Correct | None] = {}
+        self._known = known  # in place of the logs of their paths
+        self._read: dict[Run, Correct | None] = {}
         self._notices: dict[Path, Notice] = {}
         self._not_logged: dict[Path, None] = {}
 
-    def __call__(self, measurement: Measurement) -> Correct | None:
-        run = measurement.run
-        files = tuple(run.samples_files)
-        if files not in self._read:
-            self._read[files] = self._joined(run, files)
-        return self._read[files]
+    def __call__(self, run: Run) -> Correct | None:
+        if run not in self._read:
+            self._read[run] = self._of_run(run)
+        return self._read[run]
 
     def notices(self) -> list[Notice]:
         notices = list(self._notices.values())
         if self._not_logged:
-            some = ", ".join(str(file.parent) for file in list(self._not_logged)[:NAMED])
-            more = f" and {len(self._not_logged) - NAMED} more" if len(self._not_logged) > NAMED else ""
+            folders = some_of([str(file.parent) for file in self._not_logged], shown=3)
             text = f"Documents of {len(self._not_logged)} results are not logged, so their paired tests are left out "
-            notices.append(Notice("no test", f"{text}(run lm_eval with --log_samples): {some}{more}."))
+            notices.append(Notice("no test", f"{text}(run lm_eval with --log_samples): {folders}."))
         return notices
 
-    def _joined(self, run: Run, files: Sequence[Path]) -> Correct | None:
+    def _of_run(self, run: Run) -> Correct | None:
+        files = run.samples_files
         found = [one for one in map(self._of_file, files) if one is not None]
         if len(found) < len(files):
             return None

@@ -10,32 +10,18 @@ import base64
 import hashlib
 import importlib.resources
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 
 from lm_eval_proca import __version__
+from lm_eval_proca.compare import tables
 from lm_eval_proca.compare.comparison import Report
 from lm_eval_proca.compare.formats.structured import accuracies
 from lm_eval_proca.compare.leaderboard import Leaderboard
-from lm_eval_proca.compare.tables import (
-    MISSING,
-    Table,
-    accuracy_entry,
-    accuracy_table,
-    caption_once,
-    leaderboard_caption,
-    leaderboard_columns,
-    leaderboard_row,
-    order_table,
-    percent,
-    preference_tables,
-)
 
 SHOTS = "Shots"
-BEST_IS_LOW = (SHOTS, "Rank", "Rank in method")
 
 
 def render_page(report: Report) -> str:
@@ -46,46 +32,44 @@ def render_page(report: Report) -> str:
         importlib.resources.files("lm_eval_proca.compare").joinpath(name).read_text(encoding="utf-8")
         for name in ("page.css", "page.js")
     )
-    before, after = leaderboard_columns(report)[:2], leaderboard_columns(report)[2:]
-    columns = [*before, SHOTS, *after]
+    columns = tables.leaderboard_columns(report)
+    columns.insert(2, SHOTS)
     return environment.get_template("page.html").render(
         report=report,
         style=Markup(style),
         script=Markup(script),
         # Browsers read CR LF as LF before they hash.
         script_hash=base64.b64encode(hashlib.sha256(script.replace("\r\n", "\n").encode()).digest()).decode(),
-        data={"models": report.models, "accuracies": _shown(report)},
-        datasets=len({dataset for model in report.models for dataset in report.datasets_of(model)}),
+        data={"models": report.models, "accuracies": list(_accuracies(report))},
+        datasets=len({dataset for block in report.blocks for dataset in block.datasets}),
         results=_number_of_results(report),
         version=__version__,
+        shots=[board.shots for board in report.leaderboards],
         first_shots=_most_complete(report.leaderboards),
         columns=columns,
         numeric_columns=[name not in ("Model", "Method") for name in columns],
-        best_is_low=BEST_IS_LOW,
+        best_is_low=(SHOTS, "Rank", "Rank in method"),
         rows=_rows(report),
-        leaderboard_caption=leaderboard_caption(report),
-        order=order_table(report),
-        preferences=[(_with_bars(table), caption) for table, caption in caption_once(preference_tables(report))],
-        tables=caption_once([accuracy_table(report, model) for model in report.models]),
-        accuracy_entry=accuracy_entry,
-        percent=percent,
-        missing=MISSING,
+        leaderboard_caption=tables.leaderboard_caption(report),
+        order=tables.order_table(report),
+        preferences=tables.caption_once(tables.preference_tables(report)),
+        tables=tables.caption_once([tables.accuracy_table(report, model) for model in report.models]),
+        accuracy_entry=tables.accuracy_entry,
+        percent=tables.percent,
+        missing=tables.MISSING,
     )
 
 
-def _shown(report: Report) -> list[dict[str, object]]:
+def _accuracies(report: Report) -> Iterator[dict[str, Any]]:
     """The accuracies, with the text of their mean: Python and JavaScript round halves differently."""
-    return [{**one, "shown": MISSING if one["mean"] is None else percent(one["mean"])} for one in accuracies(report)]
+    for one in accuracies(report):
+        yield {**one, "shown": tables.number(one["mean"], tables.percent).text}
 
 
 def _number_of_results(report: Report) -> int:
+    accuracies = [(block, *item) for block in report.blocks for item in block.accuracies.items()]
     return len(
-        {
-            (block.model, dataset, block.shots, seed)
-            for block in report.blocks
-            for (_, dataset), accuracy in block.accuracies.items()
-            for seed in accuracy.by_seed
-        }
+        {(block.model, block.shots, dataset, seed) for block, (_, dataset), one in accuracies for seed in one.by_seed}
     )
 
 
@@ -99,26 +83,12 @@ def _rows(report: Report) -> Iterator[dict[str, Any]]:
     blocks = {(block.model, block.shots): block for block in report.blocks}
     for board in report.leaderboards:
         for number, one in enumerate(board.standings):
-            block = blocks[one.model, board.shots]
+            accuracies = blocks[one.model, board.shots].accuracies
             against_raw = {comparison.dataset: comparison for comparison in one.against_raw}
             yield {
                 "id": f"details-{board.shots}-{number}",
                 "shots": board.shots,
                 "standing": one,
-                "entries": leaderboard_row(report, one),
-                "details": [
-                    (dataset, block.accuracies.get((one.method, dataset)), against_raw.get(dataset))
-                    for dataset in block.averaged
-                ],
+                "entries": tables.leaderboard_row(report, one),
+                "details": [(d, accuracies.get((one.method, d)), against_raw.get(d)) for d in board.datasets],
             }
-
-
-def _with_bars(table: Table) -> Table:
-    """The table of preferred labels, its points as bars to both sides of the gold share."""
-    points = range(4, len(table.columns) - 1)
-    widest = max(abs(float(row[k].value or 0)) for row in table.rows for k in points) or 1.0
-    rows = [
-        [replace(one, bar=float(one.value or 0) / widest) if k in points else one for k, one in enumerate(row)]
-        for row in table.rows
-    ]
-    return replace(table, rows=rows)

@@ -6,36 +6,19 @@ lose their control characters before they reach a terminal or a page.
 
 from __future__ import annotations
 
-import math
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lm_eval_proca.compare.names import (
-    filter_parameters,
-    matches,
-    method_name,
-    named_apart,
-    short_task_name,
-    weights_and_arguments,
-)
+from lm_eval_proca.compare import names
 from lm_eval_proca.errors import ResultsError
-from lm_eval_proca.metrics import LabelCounts, added
-from lm_eval_proca.runs.output_folder import (
-    ACCURACY,
-    evaluated,
-    leaves,
-    mapping,
-    or_skipped,
-    printable,
-    read_document,
-    record_of,
-    result_files,
-    samples_file,
-)
+from lm_eval_proca.metrics import added
+from lm_eval_proca.runs import output_folder
+from lm_eval_proca.runs.output_folder import ACCURACY, mapping, printable
 from lm_eval_proca.scores.fitting import RAW
 from lm_eval_proca.scores.identity import IDENTITY_FILE, digest
 from lm_eval_proca.scores.record import RunRecord
@@ -45,18 +28,6 @@ OF_THE_PROMPT = (
     "fewshot_delimiter", "fewshot_config", "gen_prefix",
 )  # fmt: skip
 """What a task's configuration says about its prompts and labels, apart from the rows."""
-
-
-class Conditions(NamedTuple):
-    """What must agree before two results of a task may be averaged or compared. None: not recorded."""
-
-    task_version: str | None
-    limit: float | None
-    eval_rows: int | None
-    documents_hash: str | None
-    estimate_size: int | None
-    demonstrations: str | None = None  # None: drawn whatever their labels, in the order of the draw
-    template: str | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,24 +42,20 @@ class Run:
     shots: int
     seed: int | None
     accuracy: Mapping[str, float]
-    conditions: Conditions
-    generated: bool
-    prompt_hash: str | None
-    unlabeled_hash: str | None
+    record: RunRecord
+    """Of a run that did not write one, what lm-eval says."""
+    template: str
+    """A hash of what the task's configuration says about its prompts."""
     methods: Mapping[str, str]
     """What the tables call each filter."""
     parameters: Mapping[str, str]
-    labels: tuple[str, ...]
-    label_counts: Mapping[str, LabelCounts]
-    warnings: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """The warnings of each fit, by filter."""
     members: tuple[str, ...] = ()
     """The tasks of a group, whose average this is."""
 
     @property
     def samples_files(self) -> list[Path]:
         """Where `--log_samples` put the documents of this run."""
-        return [samples_file(self.file, task) for task in self.members or (self.task,)]
+        return [output_folder.samples_file(self.file, task) for task in self.members or (self.task,)]
 
 
 class Notice(NamedTuple):
@@ -112,28 +79,29 @@ def read_results(
     *,
     groups: bool = False,
     documents: Mapping[Path, Any] | None = None,
+    notices: Iterable[Notice] = (),
 ) -> Results:
     """Read every result under `folders`, keeping tasks whose name, long or short, matches one of `tasks`.
 
-    With `groups`, a group that has an accuracy stands in place of its tasks; `documents` stand in place of files.
+    With `groups`, a group that has an accuracy stands in place of its tasks; `documents` stand in place of files, and
+    `notices` come before those of the reading.
     """
-    results = Results()
-    patterns = list(tasks)
+    results = Results(notices=list(notices))
     without_calibration: Counter[str] = Counter()
-    for file in result_files(folders):
+    for file in output_folder.result_files(folders):
         try:
-            document = (documents or {}).get(file) or read_document(file)
-            with or_skipped(file):
+            document = (documents or {}).get(file) or output_folder.read_document(file)
+            with output_folder.or_skipped(file):
                 runs, only_raw = _runs_of(file, document)
                 runs = _with_groups(document, runs) if groups else runs
         except ResultsError as error:
             results.notices.append(Notice("damaged", str(error)))
-            continue
-        results.runs += runs
-        without_calibration.update(only_raw)
-    names = {run.task for run in results.runs} | set(without_calibration)
-    wanted = _matching(names, patterns, results.notices)
-    results.runs = named_apart([run for run in results.runs if run.task in wanted])
+        else:
+            results.runs += runs
+            without_calibration.update(only_raw)
+    tasks_found = {run.task for run in results.runs} | set(without_calibration)
+    wanted = _matching(tasks_found, list(tasks), results.notices)
+    results.runs = names.named_apart([run for run in results.runs if run.task in wanted])
     results.notices += [
         Notice("left out", f"{task} has no calibrated accuracy in {count} results, only '{ACCURACY},{RAW}'.")
         for task, count in without_calibration.items()
@@ -148,12 +116,12 @@ def read_results(
     return results
 
 
-def _matching(names: Iterable[str], patterns: Iterable[str], notices: list[Notice]) -> set[str]:
-    """The names that match a pattern; a notice names the patterns that match none."""
-    found = {pattern: {name for name in names if matches(name, [pattern])} for pattern in patterns}
+def _matching(tasks: Iterable[str], patterns: Iterable[str], notices: list[Notice]) -> set[str]:
+    """The tasks that match a pattern; a notice names the patterns that match none."""
+    found = {pattern: {task for task in tasks if names.matches(task, [pattern])} for pattern in patterns}
     unmatched = ", ".join(repr(pattern) for pattern, matching in found.items() if not matching)
-    if names and unmatched:
-        text = f"No task matches {unmatched}; there are: {', '.join(sorted(map(short_task_name, names)))}."
+    if tasks and unmatched:
+        text = f"No task matches {unmatched}; there are: {', '.join(sorted(map(names.short_task_name, tasks)))}."
         if not any(found.values()):
             raise _nothing_to_compare(text, notices)
         notices.append(Notice("missing", text))
@@ -167,10 +135,10 @@ def _nothing_to_compare(text: str, notices: Iterable[Notice]) -> ResultsError:
 
 def _runs_of(file: Path, document: Any) -> tuple[list[Run], list[str]]:
     """The runs of one results file, and the names of tasks that only have a raw accuracy."""
-    if not isinstance(config := document.get("config"), dict):
+    if not isinstance(document.get("config"), dict):
         raise ResultsError("it has no object 'config', so it is not a result of lm-eval")
     runs, without_calibration = [], []
-    model, arguments = weights_and_arguments(file.parent / IDENTITY_FILE, document)
+    model, arguments = names.weights_and_arguments(file.parent / IDENTITY_FILE, document)
     # Groups are in `results` too, but only tasks have a configuration.
     for task, task_config in document["configs"].items():
         if task not in document["results"]:
@@ -179,42 +147,40 @@ def _runs_of(file: Path, document: Any) -> tuple[list[Run], list[str]]:
         if not set(accuracy) - {RAW}:
             without_calibration += [printable(task)] if accuracy else []
             continue
-        version, record = mapping(task_config, "metadata").get("version"), record_of(task_config, printable(task))
+        record = _completed(document, task)
         runs.append(
             Run(
                 file=file,
                 date=_number(document.get("date")) or file.stat().st_mtime,
                 model=model,
                 arguments=arguments,
-                task=printable(task),
-                shots=int(_known(record.num_fewshot, _number(task_config.get("num_fewshot"))) or 0),
-                seed=_known(record.seed, _integer(config.get("fewshot_seed"))),
+                task=record.task,
+                shots=record.num_fewshot or 0,
+                seed=record.seed,
                 accuracy=accuracy,
-                conditions=Conditions(
-                    task_version=_text(mapping(document, "versions").get(task, version)),
-                    limit=_known(record.limit, _number(config.get("limit"))),
-                    eval_rows=_known(record.eval_rows, _integer(evaluated(document, task))),
-                    documents_hash=record.documents_hash,
-                    estimate_size=record.estimate_size,
-                    demonstrations=_chosen_demonstrations(record),
-                    template=_digest_of_template(task_config),
-                ),
-                generated=record.generated,
-                prompt_hash=record.prompt_hash,
-                unlabeled_hash=record.unlabeled_hash,
-                methods={name: method_name(name, task_config, record.generated) for name in accuracy},
-                parameters={name: filter_parameters(name, task_config) for name in accuracy if name != RAW},
-                labels=tuple(map(printable, record.labels)),
-                label_counts=record.label_counts,
-                warnings=_warnings(record.fits, accuracy),
+                record=record,
+                template=_digest_of_template(task_config),
+                methods={name: names.method_name(name, task_config, record.generated) for name in accuracy},
+                parameters={name: names.filter_parameters(name, task_config) for name in accuracy if name != RAW},
             )
         )
     return runs, without_calibration
 
 
-def _warnings(fits: Mapping[str, Any], filters: Iterable[str]) -> dict[str, list[str]]:
-    said = {name: mapping(fits, name).get("warnings") for name in filters}
-    return {name: [printable(one) for one in some] for name, some in said.items() if some and isinstance(some, list)}
+def _completed(document: Mapping[str, Any], task: str) -> RunRecord:
+    """What a run of ours has recorded; where it has not, what lm-eval says."""
+    task_config, config = document["configs"][task], document["config"]
+    record = output_folder.record_of(task_config, printable(task))
+    otherwise: dict[str, Any] = {
+        "num_fewshot": _integer(task_config.get("num_fewshot")),
+        "seed": _integer(config.get("fewshot_seed")),
+        "limit": _number(config.get("limit")),
+        "eval_rows": _integer(output_folder.evaluated(document, task)),
+    }
+    unknown = {key: value for key, value in otherwise.items() if getattr(record, key) is None}
+    version = mapping(document, "versions").get(task, mapping(task_config, "metadata").get("version"))
+    labels = tuple(map(printable, record.labels))
+    return replace(record, task=printable(task), task_version=_text(version), labels=labels, **unknown)
 
 
 def _with_groups(document: Mapping[str, Any], runs: Sequence[Run]) -> list[Run]:
@@ -223,7 +189,7 @@ def _with_groups(document: Mapping[str, Any], runs: Sequence[Run]) -> list[Run]:
     subtasks = mapping(document, "group_subtasks")
     inner = {child for children in subtasks.values() for child in children}
     for group in subtasks:
-        members = [by_task.get(task) for task in leaves(subtasks, group)]
+        members = [by_task.get(task) for task in output_folder.leaves(subtasks, group)]
         accuracy = dict(_accuracies(group, document["results"].get(group) or {}))
         known = [run for run in members if run is not None]
         alike = len({(run.shots, run.seed) for run in known}) == 1 and len(known) == len(members)
@@ -236,33 +202,28 @@ def _with_groups(document: Mapping[str, Any], runs: Sequence[Run]) -> list[Run]:
 
 
 def _group_run(group: str, members: Sequence[Run], accuracy: Mapping[str, float], version: Any) -> Run:
-    conditions = [run.conditions for run in members]
-    rows = [one.eval_rows for one in conditions if one.eval_rows is not None]
-    hashes = [one.documents_hash for one in conditions]
-    return replace(
-        members[0],
-        task=printable(group),
-        accuracy=accuracy,
-        conditions=conditions[0]._replace(
-            task_version=_text(version),
-            eval_rows=sum(rows) if len(rows) == len(members) else None,
-            documents_hash=None if None in hashes else digest(hashes),
-            template=digest([one.template for one in conditions], 6),
-        ),
-        prompt_hash=digest([run.prompt_hash for run in members]),
-        unlabeled_hash=digest([run.unlabeled_hash for run in members]),
-        **_labels_together(members),
-        warnings={},
-        members=tuple(run.task for run in members),
+    """The labels are counted over all documents of the group, if its tasks have the same labels."""
+    records = [run.record for run in members]
+    rows = [one.eval_rows for one in records if one.eval_rows is not None]
+    hashes = [one.documents_hash for one in records]
+    same_labels = len({one.labels for one in records}) == 1
+    counted = set.intersection(*(set(one.label_counts) for one in records)) if same_labels else ()
+    record = replace(
+        records[0],
+        task_version=_text(version),
+        eval_rows=sum(rows) if len(rows) == len(members) else None,
+        documents_hash=None if None in hashes else digest(hashes),
+        prompt_hash=digest([one.prompt_hash for one in records]),
+        unlabeled_hash=digest([one.unlabeled_hash for one in records]),
+        labels=records[0].labels if same_labels else (),
+        label_counts={name: added(one.label_counts[name] for one in records) for name in sorted(counted)},
+        fits={},
     )
-
-
-def _labels_together(members: Sequence[Run]) -> dict[str, Any]:
-    """The labels of a group, counted over all its documents; nothing where its tasks have different ones."""
-    if len({run.labels for run in members}) > 1:
-        return {"labels": (), "label_counts": {}}
-    names = set.intersection(*(set(run.label_counts) for run in members))
-    return {"label_counts": {name: added(run.label_counts[name] for run in members) for name in sorted(names)}}
+    template = digest([run.template for run in members], 6)
+    of_tasks = tuple(run.task for run in members)
+    return replace(
+        members[0], task=printable(group), accuracy=accuracy, record=record, template=template, members=of_tasks
+    )
 
 
 def _digest_of_template(task_config: Mapping[str, Any]) -> str:
@@ -281,13 +242,9 @@ def _accuracies(task: str, values: Mapping[str, Any]) -> Iterator[tuple[str, flo
 
 
 def _number(value: Any) -> float | None:
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
-        return None
-    try:
-        number = float(value)
-    except OverflowError:
-        return None
-    return number if math.isfinite(number) else None
+    """A finite number; None for anything else."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return float(value) if is_number and abs(value) <= sys.float_info.max else None
 
 
 def _integer(value: Any) -> int | None:
@@ -296,16 +253,3 @@ def _integer(value: Any) -> int | None:
 
 def _text(value: Any) -> str | None:
     return None if value is None else printable(str(value))
-
-
-def _known(recorded: Any, otherwise: Any) -> Any:
-    """What a run of ours has recorded; of other runs, what lm-eval says."""
-    return otherwise if recorded is None else recorded
-
-
-def _chosen_demonstrations(record: RunRecord) -> str | None:
-    """How an ablation chose its demonstrations, in words."""
-    counts, order = record.demonstration_counts, record.order_seed
-    words = [f"demonstrations {'/'.join(map(str, counts))}"] if counts is not None else []
-    words += [f"order {order}"] if order is not None else []
-    return ", ".join(words) or None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lm_eval_proca.compare.blocks import DECIMALS, Accuracy, Average
@@ -76,16 +76,13 @@ def accuracy_table(report: Report, model: str) -> Table:
     blocks = report.blocks_of(model)
     rows = []
     for block in blocks:
+        best = {dataset: block.best(dataset) for dataset in (*datasets, None)}
         for method in block.methods:
             entries = [
-                accuracy_entry(
-                    block.accuracies.get((method, dataset)),
-                    bold=method in block.best(dataset),
-                    averaged=dataset in block.averaged,
-                )
-                for dataset in datasets
+                accuracy_entry(block.accuracies.get((method, one)), method in best[one], one in block.averaged)
+                for one in datasets
             ]
-            average = average_entry(block.average(method), bold=method in block.best(None))
+            average = average_entry(block.average(method), method in best[None])
             rows.append([number(block.shots), word(method), *entries, average])
     caption = (
         f"Accuracy in per cent: mean ± standard deviation (n-1) over seeds; no ± with one seed. Bold or *: best method "
@@ -122,10 +119,8 @@ def accuracy_entry(accuracy: Accuracy | None, bold: bool, averaged: bool = True)
 
 def average_entry(average: Average, bold: bool = False) -> Entry:
     counted = f"({average.present} of {average.expected})" if average.partial else ""
-    if average.mean is None:
-        return Entry(MISSING, note=counted)
-    note = f"{FEWER_SEEDS if average.fewer_seeds else ''} {counted}".strip()
-    return Entry(percent(average.mean), value=average.mean, note=note, bold=bold)
+    fewer = FEWER_SEEDS if average.fewer_seeds and average.mean is not None else ""
+    return replace(number(average.mean, percent), note=f"{fewer} {counted}".strip(), bold=bold)
 
 
 def leaderboard_columns(report: Report) -> list[str]:
@@ -166,40 +161,25 @@ def leaderboard_caption(report: Report) -> str:
 
 def leaderboard_table(report: Report, board: Leaderboard) -> Table:
     over = ", ".join(dataset.name for dataset in board.datasets)
-    return Table(
-        f"Leaderboard, {board.shots} shot{'' if board.shots == 1 else 's'}: average over {over}",
-        leaderboard_columns(report),
-        [leaderboard_row(report, one) for one in board.standings],
-        leaderboard_caption(report),
-    )
+    title = f"Leaderboard, {board.shots} shot{'' if board.shots == 1 else 's'}: average over {over}"
+    rows = [leaderboard_row(report, one) for one in board.standings]
+    return Table(title, leaderboard_columns(report), rows, leaderboard_caption(report))
 
 
 def order_table(report: Report) -> Table | None:
     """How calibration changes the order of models; None where there is nothing to order."""
-    rows = [
-        [
-            number(board.shots),
-            word(change.method),
-            number(change.tau, "{:+.2f}".format),
-            word(_order_text(change.raw_order)),
-            word("unchanged" if change.order == change.raw_order else _order_text(change.order)),
-        ]
-        for board in report.leaderboards
-        for change in board.order_changes
-    ]
-    if not rows:
-        return None
-    return Table(
-        "Order of models",
-        ["Shots", "Method", "Kendall's tau", "Raw order", "Order under the method"],
-        rows,
+    rows = []
+    for board in report.leaderboards:
+        for change in board.order_changes:
+            raw, calibrated = (" > ".join(map(" = ".join, order)) for order in (change.raw_order, change.order))
+            which = [number(board.shots), word(change.method), number(change.kendall_tau, "{:+.2f}".format)]
+            rows.append([*which, word(raw), word("unchanged" if calibrated == raw else calibrated)])
+    caption = (
         "Kendall's tau-b between the models' raw and calibrated averages: +1 same order, -1 reversed. Models "
-        "without an average are left out.",
+        "without an average are left out."
     )
-
-
-def _order_text(places: Sequence[Sequence[str]]) -> str:
-    return " > ".join(" = ".join(models) for models in places)
+    columns = ["Shots", "Method", "Kendall's tau", "Raw order", "Order under the method"]
+    return Table("Order of models", columns, rows, caption) if rows else None
 
 
 def preference_tables(report: Report) -> list[Table]:
@@ -207,25 +187,15 @@ def preference_tables(report: Report) -> list[Table]:
     tables = []
     for labels in dict.fromkeys(one.labels for one in report.preferences):
         alike = [one for one in report.preferences if one.labels == labels]
-        rows = [
-            [
-                number(one.shots),
-                word(one.model),
-                word(one.method),
-                number(one.documents),
-                *(number(surplus, points) for surplus in one.predicted_minus_gold),
-                number(one.recall_sd, percent),
-            ]
-            for one in alike
-        ]
-        tables.append(
-            Table(
-                f"Preferred labels: {', '.join(alike[0].tasks[:3])}{', …' if len(alike[0].tasks) > 3 else ''}",
-                ["Shots", "Model", "Method", "Documents", *labels, "SD of recalls"],
-                rows,
-                PREFERENCE_CAPTION,
-            )
-        )
+        widest = max(abs(surplus) for one in alike for surplus in one.predicted_minus_gold) or 1.0
+        rows = []
+        for one in alike:
+            bars = [replace(number(s, points), bar=s / widest) for s in one.predicted_minus_gold]
+            which = [number(one.shots), word(one.model), word(one.method), number(one.documents)]
+            rows.append([*which, *bars, number(one.recall_sd, percent)])
+        title = f"Preferred labels: {', '.join(alike[0].tasks[:3])}{', …' if len(alike[0].tasks) > 3 else ''}"
+        columns = ["Shots", "Model", "Method", "Documents", *labels, "SD of recalls"]
+        tables.append(Table(title, columns, rows, PREFERENCE_CAPTION))
     return tables
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,25 +18,21 @@ import numpy as np
 from lm_eval_proca.calibration.base import Calibrator
 from lm_eval_proca.calibration.registry import CALIBRATORS
 from lm_eval_proca.errors import ScoreTableError
-from lm_eval_proca.metrics import standard_error
-from lm_eval_proca.runs.answers import Correct
-from lm_eval_proca.runs.groups import (
-    RAW_ACCURACY,
-    RECALL_SD,
-    SAME,
-    STDERR,
-    add_group_rows,
-    has_unlabeled,
-    lower_is_better,
-)
+from lm_eval_proca.metrics import labeled, standard_error
+from lm_eval_proca.runs import groups
+from lm_eval_proca.runs.groups import RAW_ACCURACY, RECALL_SD, STDERR
 from lm_eval_proca.runs.output_folder import ACCURACY, evaluated, mapping, read_document, record_of, samples_file
-from lm_eval_proca.runs.sample_logs import SampleLog, UnclearTarget, known_of, read_log
+from lm_eval_proca.runs.sample_logs import Correct, SampleLog, UnclearTarget, read_log
 from lm_eval_proca.scores.fitting import RAW, Fit, fit_all, predictions, recorded, suited
-from lm_eval_proca.scores.record import RunRecord
+from lm_eval_proca.scores.record import RunRecord, documents_hash
 from lm_eval_proca.scores.score_table import NO_GOLD, ScoreTable
 
 CALIBRATED_IN_RUN = "calibrated by the run itself"
 NO_CHOICES = "they do not score choices"
+
+
+class VaryingChoices(ScoreTableError):
+    """A log whose documents have no fixed list of labels."""
 
 
 class Skipped(NamedTuple):
@@ -72,6 +69,16 @@ class FittedTask:
     table: ScoreTable
     fits: Mapping[str, Fit]
 
+    @cached_property
+    def correct(self) -> Correct:
+        """What a comparison would read of its calibrated log."""
+        documents = sorted((sample.doc_id, sample.doc_hash) for sample in self.log.samples)
+        gold = self.table.gold_of("eval")
+        with_gold = [document for document, label in zip(documents, gold, strict=True) if label != NO_GOLD]
+        found = predictions(self.table, self.fits)
+        by_filter = {name: np.equal(*labeled(gold, predicted)) for name, _, predicted in found}
+        return Correct(documents_hash(with_gold), by_filter)
+
 
 def why_unchanged(document: Mapping[str, Any], task: str) -> str | None:
     """Why a task of a results file is left as it is, before its samples are looked at."""
@@ -101,51 +108,39 @@ def calibrate_run(
         if (reason := why_unchanged(run.document, name)) is not None:
             run.unchanged.setdefault(reason, []).append(name)
             continue
-        found = _read(file, run.document, name)
-        if isinstance(found, Skipped):
-            run.skipped.append(found)
+        try:
+            log, table = _read(file, run.document, name)
+        except ScoreTableError as error:
+            damaged = not isinstance(error, (UnclearTarget, VaryingChoices))
+            run.skipped.append(Skipped(name, str(error).rstrip("."), damaged))
         else:
-            log, table = found
             fits, failures = fit_all(table, calibrators if asked else suited(calibrators, len(table.labels)))
             task = FittedTask(name, log, table, fits)
             records[name] = recorded(table, fits, failures)
             _add_rows(run, task, records[name])
             keep(task)
         done()
-    run.notes.extend(add_group_rows(run.document, records))
+    run.notes.extend(groups.add_group_rows(run.document, records))
     return run
 
 
-def answers(task: FittedTask) -> Correct:
-    """What a comparison reads of its calibrated log: id and hash of each document; by filter, right or wrong."""
-    gold = task.table.gold_of("eval")
-    labeled = np.flatnonzero(gold != NO_GOLD)
-    documents = sorted((sample.doc_id, sample.doc_hash) for sample in task.log.samples)
-    return Correct.of(
-        [documents[row] for row in labeled],
-        {name: (predicted == gold)[labeled] for name, _, predicted in predictions(task.table, task.fits)},
-    )
-
-
-def _read(file: Path, document: Mapping[str, Any], task: str) -> tuple[SampleLog, ScoreTable] | Skipped:
+def _read(file: Path, document: Mapping[str, Any], task: str) -> tuple[SampleLog, ScoreTable]:
+    """The log of a task and its scores, if they belong to the results file."""
     path = samples_file(file, task)
     if not path.is_file():
-        return Skipped(task, f"there is no {path.name} beside {file} (run lm_eval with --log_samples)", damaged=True)
-    try:
-        log = read_log(path, document, task)
-        if not log.has_fixed_labels:
-            return Skipped(task, "its choices differ from document to document, or from input to input", damaged=False)
-        table = log.table(known_of(document, task))
-    except ScoreTableError as error:
-        return Skipped(task, str(error).rstrip("."), damaged=not isinstance(error, UnclearTarget))
+        raise ScoreTableError(f"there is no {path.name} beside {file} (run lm_eval with --log_samples)")
+    log = read_log(path, document, task)
+    if not log.has_fixed_labels:
+        raise VaryingChoices("its choices differ from document to document, or from input to input")
+    table = log.table()
     expected, found = evaluated(document, task), len(table.index)
     if expected not in (None, found):
-        return Skipped(task, f"{path} holds {found} of {expected} documents; it was cut", damaged=True)
+        raise ScoreTableError(f"{path} holds {found} of {expected} documents; it was cut")
     # As lm-eval counts: a document without a gold label is wrong.
     logged = float(np.mean(np.argmax(table.scores, axis=1) == table.gold))
     measured = document["results"][task].get(RAW_ACCURACY, logged)
-    if not isinstance(measured, (int, float)) or not math.isclose(logged, measured, abs_tol=SAME):
-        return Skipped(task, f"{path} does not give the accuracy of {file}", damaged=True)
+    if not isinstance(measured, (int, float)) or not math.isclose(logged, measured, abs_tol=groups.SAME):
+        raise ScoreTableError(f"{path} does not give the accuracy of {file}")
     return log, table
 
 
@@ -153,19 +148,18 @@ def _add_rows(run: CalibratedRun, task: FittedTask, record: RunRecord) -> None:
     """Put the numbers of a task into the document."""
     metrics, config = run.document["results"][task.name], run.document["configs"][task.name]
     gold = task.table.gold_of("eval")
-    labeled = gold != NO_GOLD
-    for name, _, predicted in predictions(task.table, task.fits):
-        right = (predicted == gold)[labeled]
-        if len(right) and (name != RAW or (RAW_ACCURACY in metrics and has_unlabeled(record))):
+    unlabeled = int((gold == NO_GOLD).sum())
+    for name, right in task.correct.by_filter.items():
+        if len(right) and (name != RAW or (RAW_ACCURACY in metrics and unlabeled)):
             metrics[f"{ACCURACY},{name}"] = float(right.mean())
             metrics[f"{STDERR},{name}"] = standard_error(right) if len(right) > 1 else "N/A"
         if len(right):
             metrics[f"{RECALL_SD},{name}"] = record.label_counts[name].recall_sd
-    lower_is_better(run.document, task.name)
+    groups.lower_is_better(run.document, task.name)
     config["metadata"] = {**mapping(config, "metadata"), "proca": record.as_json()}
-    if has_unlabeled(record):
+    if unlabeled:
         run.notes.append(
-            f"{(~labeled).sum()} of the {len(gold)} documents of {task.name} have no gold label; they are calibrated, "
+            f"{unlabeled} of the {len(gold)} documents of {task.name} have no gold label; they are calibrated, "
             f"and no accuracy counts them (lm-eval counts them as wrong)."
         )
     if task.fits:

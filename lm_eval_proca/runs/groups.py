@@ -24,12 +24,12 @@ SAME = 1e-9
 NAMED = 5
 """So many tasks are named where a sentence is about many."""
 
-Records = Mapping[str, RunRecord]
-"""Of the tasks that were calibrated after the run, by their names."""
 
+def add_group_rows(document: dict[str, Any], records: Mapping[str, RunRecord]) -> list[str]:
+    """Give every group of a results file the rows that its tasks have got; a sentence for each that it cannot have.
 
-def add_group_rows(document: dict[str, Any], records: Records) -> list[str]:
-    """Give every group of a results file the rows that its tasks have got; a sentence for each that it cannot have."""
+    `records` are of the tasks that were calibrated after the run.
+    """
     notes: list[str] = []
     results = document["results"]
     for group in document.get("group_subtasks") or {}:
@@ -39,7 +39,10 @@ def add_group_rows(document: dict[str, Any], records: Records) -> list[str]:
             continue
         sizes = [evaluated(document, task) for task in tasks]
         try:
-            by_size = _weighs_by_size(results, group, tasks, sizes, records)
+            if partly := [task for task in calibrated if has_unlabeled(records[task])]:
+                raise _Unknown(f"its raw row counts documents without a gold label as wrong ({some_of(partly)})")
+            raw, *values = (results[name][RAW_ACCURACY] for name in (group, *tasks))
+            by_size = _weighs_by_size(raw, values, sizes)
         except _Unknown as reason:
             notes.append(f"{group}: no calibrated row, since {reason}.")
             continue
@@ -58,9 +61,9 @@ def add_group_rows(document: dict[str, Any], records: Records) -> list[str]:
     return notes
 
 
-def some_of(tasks: Sequence[str]) -> str:
+def some_of(names: Sequence[str], shown: int = NAMED) -> str:
     """The first of many names, for a sentence."""
-    return ", ".join(tasks[:NAMED]) + (f" and {len(tasks) - NAMED} more" if len(tasks) > NAMED else "")
+    return ", ".join(names[:shown]) + (f" and {len(names) - shown} more" if len(names) > shown else "")
 
 
 def has_unlabeled(record: RunRecord) -> bool:
@@ -77,18 +80,13 @@ class _Unknown(Exception):
     """Why a group's average cannot be made, in words."""
 
 
-def _weighs_by_size(
-    results: Mapping[str, Any], group: str, tasks: Sequence[str], sizes: Sequence[Any], records: Records
-) -> bool:
+def _weighs_by_size(raw: float, values: Sequence[float], sizes: Sequence[Any]) -> bool:
     """Whether a group weighs its tasks by their documents.
 
     No results file of lm-eval has the group's `weight_by_size`; only its raw average can show it.
     """
     if not all(isinstance(size, int) and size > 0 for size in sizes):
         raise _Unknown("the results file does not say how many documents its tasks have")
-    if partly := [task for task in tasks if task in records and has_unlabeled(records[task])]:
-        raise _Unknown(f"its raw row counts documents without a gold label as wrong ({some_of(partly)})")
-    raw, values = results[group][RAW_ACCURACY], [results[task][RAW_ACCURACY] for task in tasks]
     by_size = math.isclose(raw, np.average(values, weights=sizes), abs_tol=SAME)
     alike = math.isclose(raw, np.mean(values), abs_tol=SAME)
     if not by_size and not alike:
@@ -102,8 +100,10 @@ def _weighs_by_size(
 def _average(name: str, tasks: Sequence[Mapping[str, Any]], sizes: Sequence[Any], by_size: bool) -> dict[str, Any]:
     from lm_eval.api.metrics import aggregate_subtask_metrics, pooled_sample_stderr, unweighted_mean_stderr
 
-    stderrs = [task[f"{STDERR},{name}"] for task in tasks]
-    known = "N/A" not in stderrs
-    stderr = known and float(pooled_sample_stderr(stderrs, sizes) if by_size else unweighted_mean_stderr(stderrs))
     average = aggregate_subtask_metrics([task[f"{ACCURACY},{name}"] for task in tasks], sizes, by_size)
-    return {f"{ACCURACY},{name}": float(average), f"{STDERR},{name}": stderr if known else "N/A"}
+    row: dict[str, Any] = {f"{ACCURACY},{name}": float(average), f"{STDERR},{name}": "N/A"}
+    stderrs = [task[f"{STDERR},{name}"] for task in tasks]
+    if "N/A" not in stderrs:
+        pooled = pooled_sample_stderr(stderrs, sizes) if by_size else unweighted_mean_stderr(stderrs)
+        row[f"{STDERR},{name}"] = float(pooled)
+    return row

@@ -54,15 +54,11 @@ def samples_file(results: Path, task: str) -> Path:
     return results.parent / f"samples_{task}_{match['date'] if match else None}.jsonl"
 
 
-def samples_without_results(folders: Iterable[str | Path], results: Iterable[Path]) -> list[Path]:
-    """Sample logs inside the folders whose results file is not among these: what an interrupted run leaves."""
-    known = {(file.parent.resolve(), match["date"]) for file in results if (match := RESULT_FILE.fullmatch(file.name))}
-    return [
-        path
-        for folder in map(Path, folders)
-        for path in visible_files(folder, "samples_*.jsonl")
-        if (match := SAMPLES_FILE.fullmatch(path.name)) and (path.parent.resolve(), match["date"]) not in known
-    ]
+def samples_without_results(folders: Iterable[str | Path]) -> list[Path]:
+    """Sample logs inside the folders without a results file beside them: what an interrupted run leaves."""
+    logs = [path for folder in folders for path in visible_files(Path(folder), "samples_*.jsonl")]
+    dated = [(path, match["date"]) for path in logs if (match := SAMPLES_FILE.fullmatch(path.name))]
+    return [path for path, date in dated if not any(path.parent.glob(f"*_{date}.json"))]
 
 
 def leaves(group_subtasks: Mapping[str, Sequence[str]], name: str, above: tuple[str, ...] = ()) -> Iterator[str]:

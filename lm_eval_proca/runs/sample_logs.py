@@ -1,7 +1,6 @@
-"""lm-eval's own sample logs, `samples_<task>_<date>.jsonl` of any multiple-choice task, as score tables.
+"""lm-eval's own sample logs, `samples_<task>_<date>.jsonl` of any multiple-choice task.
 
-Such a log holds evaluation rows only, so whoever calibrates it fits on the unlabeled evaluation rows themselves, and
-contextual calibration, which needs content-free inputs, is not possible.
+They are read as score tables, which hold evaluation rows only; and, for paired tests, as right and wrong answers.
 """
 
 from __future__ import annotations
@@ -9,14 +8,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from lm_eval_proca.errors import ScoreTableError
-from lm_eval_proca.runs.output_folder import ACCURACY, SAMPLES_FILE, mapping
+from lm_eval_proca.errors import ProcaError, ResultsError, ScoreTableError
+from lm_eval_proca.runs.output_folder import ACCURACY, SAMPLES_FILE, mapping, read_document
+from lm_eval_proca.scores.fitting import RAW
 from lm_eval_proca.scores.gold import NO_GOLD, gold_index
 from lm_eval_proca.scores.record import RunRecord, documents_hash
 from lm_eval_proca.scores.score_table import ScoreTable
@@ -39,8 +41,8 @@ class Sample(NamedTuple):
     doc_id: int
     doc_hash: str
     target: Any
-    has_type: bool
-    """False where only the text of the target is known, which does not tell a number from a word."""
+    readings: tuple[int, int]
+    """The gold label if the target is a position, and if it is a label word; the same where its type is known."""
     choices: tuple[str, ...]
     scores: tuple[float, ...]
     right: float | None
@@ -60,6 +62,8 @@ class SampleLog:
 
     path: Path
     samples: Sequence[Sample]
+    known: Mapping[str, Any]
+    """Task, model and shots, as far as a results file tells."""
 
     @property
     def has_fixed_labels(self) -> bool:
@@ -69,16 +73,16 @@ class SampleLog:
 
     def gold(self) -> list[int]:
         """The gold label of every document, by the one reading of the targets that the whole log allows."""
-        found = [
-            [gold_index(read(sample), sample.choices) for sample in self.samples] for read in _readings(self.samples)
-        ]
-        contradictions = [
-            next((s for s, label in zip(self.samples, gold, strict=True) if s.contradicts(label)), None)
-            for gold in found
-        ]
-        fitting = [gold for gold, sample in zip(found, contradictions, strict=True) if sample is None]
+        fitting: list[list[int]] = []
+        contradicting: list[Sample] = []
+        for gold in map(list, zip(*(sample.readings for sample in self.samples), strict=True)):
+            wrong = (s for s, label in zip(self.samples, gold, strict=True) if s.contradicts(label))
+            if (first := next(wrong, None)) is None:
+                fitting.append(gold)
+            else:
+                contradicting.append(first)
         if not fitting:
-            last = max((sample for sample in contradictions if sample is not None), key=lambda sample: sample.line)
+            last = max(contradicting, key=lambda sample: sample.line)
             raise ScoreTableError(
                 f"line {last.line} of {self.path} has the target {last.target!r}, which does not agree with its "
                 f"scores and its metrics; it cannot be understood as one of the choices."
@@ -92,8 +96,8 @@ class SampleLog:
             )
         return fitting[0]
 
-    def table(self, known: Mapping[str, Any]) -> ScoreTable:
-        """Scores and gold labels; `known` is where they come from."""
+    def table(self) -> ScoreTable:
+        """Scores and gold labels."""
         fixed, count, gold = self.has_fixed_labels, len(self.samples), self.gold()
         positions = tuple(f"choice {k + 1}" for k in range(len(self.samples[0].choices)))
         in_order = sorted((one.doc_id, one.doc_hash, label) for one, label in zip(self.samples, gold, strict=True))
@@ -104,7 +108,7 @@ class SampleLog:
             estimate_gold=np.full(count, NO_GOLD, dtype=np.int64),
             scores=np.array([sample.scores for sample in self.samples], dtype=np.float64),
             record=RunRecord(
-                **known,
+                **self.known,
                 labels=self.samples[0].choices if fixed else positions,
                 labels_are_positions=not fixed,
                 eval_rows=count,
@@ -120,18 +124,13 @@ def read_samples(path: str | Path) -> ScoreTable:
     name = SAMPLES_FILE.fullmatch(path.name)
     task = name["task"] if name else path.stem
     results = _results_beside(path, name["date"]) if name else {}
-    return read_log(path, results, task).table(known_of(results, task))
-
-
-def known_of(results: Mapping[str, Any], task: str) -> dict[str, Any]:
-    """Task, model and shots, as far as a results file tells."""
-    known = {"model": results.get("model_name"), "num_fewshot": mapping(results, "n-shot").get(task)}
-    return {"task": task, **{key: value for key, value in known.items() if value is not None}}
+    return read_log(path, results, task).table()
 
 
 def read_log(path: Path, results: Mapping[str, Any], task: str) -> SampleLog:
-    """Read the first line of each document."""
-    doc_to_target = mapping(mapping(results, "configs"), task).get("doc_to_target")
+    """Read the first line of each document; `results` is the results file of the log, empty if there is none."""
+    doc_to_target = results.get("configs", {}).get(task, {}).get("doc_to_target")
+    shots = (results.get("n-shot") or {}).get(task)
     samples: list[Sample] = []
     for number, fields in first_lines(path):
         sample = _sample(number, fields, doc_to_target, path)
@@ -143,7 +142,7 @@ def read_log(path: Path, results: Mapping[str, Any], task: str) -> SampleLog:
         samples.append(sample)
     if not samples or len(samples[0].choices) < 2:
         raise ScoreTableError(f"{path} holds no sample with two choices or more.")
-    return SampleLog(path, samples)
+    return SampleLog(path, samples, {"task": task, "model": results.get("model_name"), "num_fewshot": shots})
 
 
 def first_lines(path: Path) -> Iterator[tuple[int, Fields]]:
@@ -161,15 +160,20 @@ def first_lines(path: Path) -> Iterator[tuple[int, Fields]]:
 
 def lines(path: Path) -> Iterator[tuple[int, Fields]]:
     """All lines of a log, with their numbers."""
+    for number, fields in json_lines(path):
+        if not isinstance(fields, dict):
+            raise ScoreTableError(f"line {number} of {path} is not an object of JSON; the file is damaged.")
+        yield number, fields
+
+
+def json_lines(path: Path) -> Iterator[tuple[int, Any]]:
+    """What the lines of a file hold, with their numbers; empty lines are left out."""
     number = 0
     try:
         with path.open("rb") as found:
             for number, line in enumerate(found, start=1):
                 if line.strip():
-                    fields = json.loads(line)
-                    if not isinstance(fields, dict):
-                        raise ValueError("not an object")
-                    yield number, fields
+                    yield number, json.loads(line)
     except OSError as error:
         raise ScoreTableError(f"Cannot read {path} ({error.strerror}).") from error
     except (ValueError, RecursionError) as error:
@@ -189,13 +193,13 @@ def _sample(number: int, fields: Fields, doc_to_target: Any, path: Path) -> Samp
             choices, scores = choices[: len(choices) // 2], scores[: len(scores) // 2]
         unchanged = fields.get("filtered_resps") == [response[0] for response in fields["resps"]]
         logged = [fields[metric][0] for metric in WITH_GOLD if isinstance(fields.get(metric), list)]
-        target, has_type = _target(fields, doc_to_target)
+        as_number, target = _targets(fields, doc_to_target)
         return Sample(
             line=number,
             doc_id=int(fields["doc_id"]),
             doc_hash=str(fields.get("doc_hash")),
-            target=target.strip() if isinstance(target, str) else target,
-            has_type=has_type,
+            target=target,
+            readings=(gold_index(as_number, choices), gold_index(target, choices)),
             choices=choices,
             scores=scores,
             right=float(fields[ACCURACY]) if unchanged and ACCURACY in fields else None,
@@ -208,37 +212,82 @@ def _sample(number: int, fields: Fields, doc_to_target: Any, path: Path) -> Samp
         ) from error
 
 
-def _target(fields: Fields, doc_to_target: Any) -> tuple[Any, bool]:
-    """The target of a document, and whether its type is known; the log has its text."""
+def _targets(fields: Fields, doc_to_target: Any) -> tuple[Any, Any]:
+    """The target of a document as a number, if it can be one, and as a word: the log has only its text.
+
+    lm-eval takes numbers and booleans as positions, and strings as label words.
+    """
     text, doc = str(fields["target"]), mapping(fields, "doc")
-    if not isinstance(doc_to_target, str):
-        return text, False
-    if doc_to_target in doc:
-        return doc[doc_to_target], True
-    is_template = "{{" in doc_to_target and "def " not in doc_to_target  # the source of a function would have it
-    return int(text) if is_template and re.fullmatch(r"\d{1,9}", text) else text, is_template
-
-
-def _readings(samples: Sequence[Sample]) -> list[Callable[[Sample], Any]]:
-    """How the targets may be meant: lm-eval takes numbers and booleans as positions, and strings as label words."""
-    if all(sample.has_type for sample in samples):
-        return [lambda sample: sample.target]
-    return [lambda sample: _as_number(str(sample.target)), lambda sample: str(sample.target)]
-
-
-def _as_number(text: str) -> int | str:
+    if isinstance(doc_to_target, str) and doc_to_target in doc:
+        target = doc[doc_to_target]
+        target = target.strip() if isinstance(target, str) else target
+        return target, target
+    # The source of a function may hold braces too.
+    if isinstance(doc_to_target, str) and "{{" in doc_to_target and "def " not in doc_to_target:
+        target = int(text) if re.fullmatch(r"\d{1,9}", text) else text.strip()
+        return target, target
+    text = text.strip()
     if text in ("True", "False"):
-        return text == "True"
-    return int(text) if re.fullmatch(r"-?\d{1,9}", text) else text
+        return text == "True", text
+    return int(text) if re.fullmatch(r"-?\d{1,9}", text) else text, text
 
 
 def _results_beside(path: Path, date: str) -> Mapping[str, Any]:
     """The results file of a log; without one, scores and label words are still there."""
     for file in path.parent.glob(f"*_{date}.json"):
-        try:
-            results = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
-            continue
-        if isinstance(results, dict):
-            return results
+        with suppress(ResultsError):
+            return read_document(file)
     return {}
+
+
+# ------------------------------------------------------------------ right or wrong
+
+
+@dataclass(frozen=True)
+class Correct:
+    """Per filter, whether each document with a gold label was answered correctly, in document order."""
+
+    documents: str
+    """A hash of the ids and hashes of the documents."""
+    by_filter: Mapping[str, np.ndarray]
+
+
+def read_correct(file: Path) -> Correct:
+    """Read one samples file; a damaged one is refused with a sentence."""
+    rows: dict[str, dict[tuple[int, str], bool | None]] = {}
+    table = cache(partial(read_samples, file))  # which most logs do not need
+    for number, fields in lines(file):
+        try:
+            name = str(fields.get("filter", RAW))  # some older lm-eval wrote none
+            rows.setdefault(name, {})[int(fields["doc_id"]), str(fields["doc_hash"])] = _is_right(fields, table)
+        except ProcaError:
+            raise
+        except (ValueError, KeyError, TypeError, IndexError) as error:
+            raise ResultsError(
+                f"{file}, line {number} does not show whether a choice was right; it was cut or changed"
+            ) from error
+    documents = [sorted(of_filter) for of_filter in rows.values()]
+    if not documents or any(others != documents[0] for others in documents):
+        raise ResultsError(f"{file} does not hold the same documents for every filter; it was cut or changed")
+    with_gold = [one for one in documents[0] if all(of_filter[one] is not None for of_filter in rows.values())]
+    by_filter = {name: np.array([of_filter[one] for one in with_gold], bool) for name, of_filter in rows.items()}
+    return Correct(documents_hash(with_gold), by_filter)
+
+
+def joined(parts: Sequence[Correct]) -> Correct:
+    """The documents of several logs as those of one, for the filters that all of them have."""
+    names = [name for name in parts[0].by_filter if all(name in part.by_filter for part in parts)]
+    by_filter = {name: np.concatenate([part.by_filter[name] for part in parts]) for name in names}
+    return Correct(documents_hash([part.documents for part in parts]), by_filter)
+
+
+def _is_right(fields: Fields, table: Callable[[], ScoreTable]) -> bool | None:
+    """None for a document without a gold label.
+
+    A task that reports acc_norm alone does not log whether the highest score was right; the gold label tells.
+    """
+    if ACCURACY in fields:
+        return {0.0: False, 1.0: True}[float(fields[ACCURACY])]
+    gold = int(table().gold[table().index == int(fields["doc_id"])][0])
+    scores = [float(response[0]) for response in fields["filtered_resps"]][: len(table().labels)]
+    return None if gold == NO_GOLD else bool(np.argmax(scores) == gold)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +11,7 @@ import numpy as np
 
 from lm_eval_proca.errors import ScoreTableError
 from lm_eval_proca.runs.output_folder import visible_files
-from lm_eval_proca.runs.sample_logs import read_samples
+from lm_eval_proca.runs.sample_logs import json_lines, read_samples
 from lm_eval_proca.scores.score_table import ScoreTable
 
 
@@ -64,8 +63,9 @@ def read_scores(path: str | Path) -> NewScores:
     path = Path(path)
     if path.suffix == ".csv":
         return NewScores(*_read_csv(path))
-    if path.suffix == ".jsonl" and _first_line(path).startswith("["):
-        return NewScores(_read_lists(path))
+    if path.suffix == ".jsonl" and isinstance(next(json_lines(path), (0, None))[1], list):
+        rows = list(json_lines(path))
+        return NewScores(_matrix(rows, len(rows[0][1]), path))
     table = read_run(path)
     if problem := table.not_finite(("eval",)):
         raise ScoreTableError(f"{path} cannot be calibrated. {problem}; score again, e.g. in another dtype.")
@@ -77,36 +77,24 @@ def read_scores(path: str | Path) -> NewScores:
 def _read_csv(path: Path) -> tuple[np.ndarray, list[str]]:
     try:
         with path.open(encoding="utf-8-sig", newline="") as lines:  # spreadsheets begin a file with a mark
-            header, *rows = [row for row in csv.reader(lines) if row] or [[]]
+            (_, header), *rows = [(k, row) for k, row in enumerate(csv.reader(lines), start=1) if row] or [(1, [])]
     except OSError as error:
         raise ScoreTableError(f"Cannot read {path} ({error.strerror}).") from error
     if not header or all(map(_is_number, header)):
         raise ScoreTableError(f"{path} must begin with a line of label words, in the order of the score columns.")
-    return _matrix(rows, len(header), path, first_line=2), header
+    return _matrix(rows, len(header), path), header
 
 
-def _read_lists(path: Path) -> np.ndarray:
-    rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise ScoreTableError(f"line {number} of {path} is not JSON.") from error
+def _matrix(rows: Sequence[tuple[int, Any]], labels: int, path: Path) -> np.ndarray:
+    """The rows, which come with the numbers of their lines, as one array."""
+    for number, row in rows:
         if not isinstance(row, list):
             raise ScoreTableError(f"line {number} of {path} is not a list of numbers, one per label.")
-        rows.append(row)
-    return _matrix(rows, len(rows[0]), path, first_line=1)
-
-
-def _matrix(rows: Sequence[Sequence[object]], labels: int, path: Path, *, first_line: int) -> np.ndarray:
-    for number, row in enumerate(rows, start=first_line):
         if len(row) != labels or not all(map(_is_number, row)):
             raise ScoreTableError(f"line {number} of {path} has not {labels} finite numbers, one per label.")
     if not rows:
         raise ScoreTableError(f"{path} holds no scores.")
-    return np.array(rows, dtype=np.float64)
+    return np.array([row for _, row in rows], dtype=np.float64)
 
 
 def _is_number(value: object) -> bool:
@@ -114,11 +102,3 @@ def _is_number(value: object) -> bool:
         return not isinstance(value, bool) and bool(np.isfinite(float(value)))  # type: ignore[arg-type]
     except (TypeError, ValueError):
         return False
-
-
-def _first_line(path: Path) -> str:
-    try:
-        with path.open(encoding="utf-8") as lines:
-            return lines.readline().lstrip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ScoreTableError(f"Cannot read {path} ({error}).") from error

@@ -74,10 +74,10 @@ def test_average_gain_and_ranks_by_hand(write_result):
     assert (tally.significant_wins, tally.significant_losses) == (None, None)
     assert "--log_samples" in notices(report, "no test")[0]
     changes = {change.method: change for change in report.leaderboards[0].order_changes}
-    assert changes["proca"].tau == -1
+    assert changes["proca"].kendall_tau == -1
     assert changes["proca"].raw_order == [["b"], ["a"]]
     assert changes["proca"].order == [["a"], ["b"]]
-    assert changes["conca"].tau == 1
+    assert changes["conca"].kendall_tau == 1
 
 
 def test_kendalls_tau_by_hand(write_result):
@@ -86,8 +86,8 @@ def test_kendalls_tau_by_hand(write_result):
         folder = write_result(model=model, accuracy={"none": raw[model], "proca": calibrated[model]}).parent
     (change,) = compare([folder]).leaderboards[0].order_changes
     # Pairs: ab ac ad agree, bc bd disagree, cd is a tie: (3 - 2) / sqrt(6 * 5).
-    assert change.tau == pytest.approx(1 / 30**0.5)
-    assert change.tau == pytest.approx(kendalltau(list(raw.values()), list(calibrated.values())).statistic)
+    assert change.kendall_tau == pytest.approx(1 / 30**0.5)
+    assert change.kendall_tau == pytest.approx(kendalltau(list(raw.values()), list(calibrated.values())).statistic)
     assert change.order == [["b"], ["c", "d"], ["a"]]
 
 

@@ -12,8 +12,7 @@ from lm_eval_proca.compare.columns import measurements_of
 from lm_eval_proca.compare.names import short_model_names
 from lm_eval_proca.compare.results import read_results
 from lm_eval_proca.errors import ResultsError
-from lm_eval_proca.runs.answers import read_correct
-from lm_eval_proca.runs.sample_logs import UnclearTarget
+from lm_eval_proca.runs.sample_logs import UnclearTarget, read_correct
 from lm_eval_proca.scores.identity import model_identity
 from tests.output_folders import Matrix, write_output
 
@@ -35,9 +34,9 @@ def test_reads_what_lm_eval_writes(lm_eval_folder):
         assert run.accuracy == {
             name: document["results"][run.task][f"acc,{name}"] for name in ("none", "bc", "conca", "proca")
         }
-        assert run.conditions.eval_rows == 40
-        assert run.conditions.estimate_size == 60
-        assert run.conditions.documents_hash
+        assert run.record.eval_rows == 40
+        assert run.record.estimate_size == 60
+        assert run.record.documents_hash
         logged = read_correct(*run.samples_files).by_filter
         assert {name: pytest.approx(correct.mean()) for name, correct in logged.items()} == run.accuracy
 

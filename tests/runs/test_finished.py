@@ -12,7 +12,6 @@ from scipy.special import log_softmax
 from sklearn.metrics import recall_score
 
 from lm_eval_proca.errors import ResultsError
-from lm_eval_proca.runs.answers import read_correct
 from lm_eval_proca.runs.finished import (
     CALIBRATED_IN_RUN,
     NO_CHOICES,
@@ -20,7 +19,7 @@ from lm_eval_proca.runs.finished import (
     FittedTask,
     calibrate_run,
 )
-from lm_eval_proca.runs.sample_logs import read_samples
+from lm_eval_proca.runs.sample_logs import read_correct, read_samples
 from lm_eval_proca.runs.writing import write_samples
 from lm_eval_proca.scores.fitting import fit, make_calibrators
 from tests.conftest import made_sentences, write_jsonl

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from lm_eval_proca.compare.comparison import Report
 from lm_eval_proca.compare.formats.tabular import csv_text
-from lm_eval_proca.compare.leaderboard import Comparison
 
 COLUMNS = (
     "model", "shots", "method", "dataset", "accuracy", "sd", "seeds", "best", "in_average", "gain", "p_value", "p_holm",
     "rank",
 )  # fmt: skip
-AVERAGE = "average"
 
 
 def render(report: Report) -> str:
@@ -21,24 +21,20 @@ def render(report: Report) -> str:
         for method in block.methods:
             standing = standings[block.shots, block.model, method]
             against_raw = {one.dataset: one for one in standing.against_raw}
-            common = {"model": _plain(block.model), "shots": block.shots, "method": _plain(method)}
+            common: dict[str, Any] = {"model": _plain(block.model), "shots": block.shots, "method": _plain(method)}
             for dataset in report.datasets_of(block.model):
                 line = {**common, "dataset": _plain(dataset.name), "in_average": int(dataset in block.averaged)}
                 found = block.accuracies.get((method, dataset))
                 if found is not None:
                     line |= {"accuracy": found.mean, "sd": found.sd, "seeds": len(found.by_seed)}
-                    line |= {"best": int(method in block.best(dataset)), **_gain(against_raw.get(dataset))}
+                    line |= {"best": int(method in block.best(dataset))}
+                if comparison := against_raw.get(dataset):
+                    p_value = comparison.test and comparison.test.p_value
+                    line |= {"gain": comparison.difference, "p_value": p_value, "p_holm": comparison.p_holm}
                 lines.append(line)
-            average = {"dataset": AVERAGE, "accuracy": standing.average.mean, "best": int(method in block.best(None))}
+            average = {"dataset": "average", "accuracy": standing.average.mean, "best": int(method in block.best(None))}
             lines.append({**common, **average, "gain": standing.gain, "rank": standing.rank})
     return csv_text(lines, COLUMNS)
-
-
-def _gain(comparison: Comparison | None) -> dict[str, float | None]:
-    if comparison is None:
-        return {}
-    p_value = comparison.test and comparison.test.p_value
-    return {"gain": comparison.difference, "p_value": p_value, "p_holm": comparison.p_holm}
 
 
 def _plain(text: str) -> str:

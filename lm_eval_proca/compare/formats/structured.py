@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from itertools import product
 from typing import Any
 
@@ -28,16 +27,11 @@ def as_dict(report: Report) -> dict[str, Any]:
                 "shots": board.shots,
                 "datasets": [dataset.name for dataset in board.datasets],
                 "standings": [_standing(one) for one in board.standings],
-                "order_changes": [
-                    {"method": one.method, "raw_order": one.raw_order, "order": one.order, "kendall_tau": one.tau}
-                    for one in board.order_changes
-                ],
+                "order_changes": [one._asdict() for one in board.order_changes],
             }
             for board in report.leaderboards
         ],
-        "preferences": [
-            {**asdict(one), "predicted_minus_gold": one.predicted_minus_gold} for one in report.preferences
-        ],
+        "preferences": [one._asdict() for one in report.preferences],
         "notices": [notice._asdict() for notice in report.notices],
     }
 

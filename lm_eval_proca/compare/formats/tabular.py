@@ -22,15 +22,9 @@ def text_table(rows: Sequence[Mapping[str, Any]]) -> str:
     cells = [[_text(row[name]) for name in names] for row in rows]
     numeric = [all(isinstance(row[name], (int, float)) or row[name] is None for row in rows) for name in names]
     widths = [max(len(name), *(len(line[k]) for line in cells)) for k, name in enumerate(names)]
-    lines = []
-    for line in [names, *cells]:
-        padded = (
-            cell.rjust(width) if right else cell.ljust(width)
-            for cell, width, right in zip(line, widths, numeric, strict=True)
-        )
-        lines.append("  ".join(padded).rstrip())
-    lines.insert(1, "  ".join("-" * width for width in widths))
-    return "\n".join(lines)
+    rule = ["-" * width for width in widths]
+    aligned = "  ".join(f"{{:{'>' if right else '<'}{width}}}" for right, width in zip(numeric, widths, strict=True))
+    return "\n".join(aligned.format(*line).rstrip() for line in (names, rule, *cells))
 
 
 def csv_text(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None) -> str:

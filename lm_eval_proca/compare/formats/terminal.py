@@ -12,14 +12,12 @@ from rich.text import Text
 from lm_eval_proca.compare.comparison import Report
 from lm_eval_proca.compare.tables import Entry, all_tables, caption_once
 
-NATURAL_WIDTH = 1000
-"""Wider than any table: nothing is folded when the output is a file or a pipe."""
-
 
 def render(report: Report, width: int | None = None, color: bool = False) -> str:
     """Tables as wide as they need to be, or folded to `width`."""
     target = io.StringIO()
-    console = Console(file=target, width=width or NATURAL_WIDTH, force_terminal=color, highlight=False)
+    # A table is folded on a terminal only; no table has 1000 columns.
+    console = Console(file=target, width=width or 1000, force_terminal=color, highlight=False)
     words = width or 120
     for table, caption in caption_once(all_tables(report)):
         drawn = RichTable(
