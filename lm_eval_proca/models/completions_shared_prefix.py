@@ -23,8 +23,7 @@ from lm_eval.models.openai_completions import LocalCompletionsAPI
 from requests.adapters import HTTPAdapter
 
 from lm_eval_proca.errors import ModelError
-from lm_eval_proca.models.engine import EngineLM
-from lm_eval_proca.models.next_tokens import Prediction, Question
+from lm_eval_proca.models.engine import EngineLM, Prediction, Question
 from lm_eval_proca.models.sharing import CannotShare, LogLikelihood, TokenizedRequest, logger
 
 FIRST_VERSION = "0.26"

@@ -29,7 +29,6 @@ import torch.nn.functional as F
 from lm_eval.api.instance import Instance
 from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
-from tqdm import tqdm
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from lm_eval_proca.distributed import collective
@@ -39,9 +38,8 @@ from lm_eval_proca.models.prefix_tree import Answer, Group, Limits, Pass, Reques
 from lm_eval_proca.models.sampling import can_decode, decoding_loop
 from lm_eval_proca.models.sharing import TOLERANCE, CannotShare, LogLikelihood, SharedPrefix, TokenizedRequest, logger
 
-# Measured on two CPU cores, for prefixes of 0 to 700 tokens; accelerators want larger passes.
-MAX_BATCH_TOKENS = {"cpu": 512}
-MAX_BATCH_TOKENS_ACCELERATOR = 4096
+# On a CPU measured with two cores, for prefixes of 0 to 700 tokens; accelerators want larger passes.
+MAX_BATCH_TOKENS_CPU, MAX_BATCH_TOKENS = 512, 4096
 # Elements of the largest logits tensor: 128 MiB in float32.
 MAX_LOGITS = 2**25
 
@@ -54,11 +52,8 @@ class OutOfMemory(Exception):
     """A forward pass was too large for the memory that is free now; holds the error of the model."""
 
 
-class Predictions(NamedTuple):
-    """What a pass gives at the scored places of every row, one row after the other."""
-
-    log_probs: torch.Tensor
-    hidden_states: dict[Layer, torch.Tensor]  # of the layers that were asked for
+Predictions = tuple[torch.Tensor, dict[Layer, torch.Tensor]]
+"""Log-probabilities, and hidden states by layer, at the scored places of every row, one row after the other."""
 
 
 class Window(NamedTuple):
@@ -113,10 +108,11 @@ class SharedPrefixLM(SharedPrefix, HFLM):
     def __init__(self, pretrained: Any, max_batch_tokens: int | None = None, **kwargs: Any) -> None:
         super().__init__(pretrained, **kwargs)
         if max_batch_tokens is None:
-            max_batch_tokens = MAX_BATCH_TOKENS.get(self.device.type, MAX_BATCH_TOKENS_ACCELERATOR)
+            max_batch_tokens = MAX_BATCH_TOKENS_CPU if self.device.type == "cpu" else MAX_BATCH_TOKENS
         if max_batch_tokens < 1:
             raise ModelError(f"hf-shared-prefix: max_batch_tokens is {max_batch_tokens}, but must be at least 1.")
         self.max_batch_tokens = max_batch_tokens
+        self._longest_input = self.max_length + 1
         self._logits_checked = False
         self._checked: dict[Kind, int] = {}  # tokens of the longest row that was right, prefix included
         self._slides = True  # whether windows can be put into the masks
@@ -162,15 +158,14 @@ class SharedPrefixLM(SharedPrefix, HFLM):
 
     def _is_cut(self, context: Sequence[int], continuation: Sequence[int]) -> bool:
         if self.backend == "causal":
-            return len(context) + len(continuation) > self.max_length + 1
+            return super()._is_cut(context, continuation)
         return len(context) > self.max_length
 
-    def _answers(self, requests: list[TokenizedRequest], disable_tqdm: bool) -> Iterator[tuple[int, LogLikelihood]]:
-        """Answers, with the numbers of their requests, for all requests that can share."""
+    def _answers(self, requests: list[TokenizedRequest]) -> Iterator[tuple[int, LogLikelihood]]:
         longest = self._longest_shared_input()
         for layers in set(self._layers.values()):
             check_layers(layers, len(self._readers) - 1)
-        inputs = [self._input(*request) for request in requests]
+        inputs = [self._checked_input(*request) for request in requests]
         numbers = [number for number, request in enumerate(inputs) if len(request.tokens) <= longest]
         if len(numbers) < len(inputs):
             self._say_once(
@@ -182,35 +177,30 @@ class SharedPrefixLM(SharedPrefix, HFLM):
             scored=max(1, MAX_LOGITS // self.vocab_size),
             prompts=None if self.batch_size == "auto" else self.batch_size,
         )
-        silent = disable_tqdm or self.rank != 0
-        with tqdm(total=len(numbers), disable=silent, desc="Running loglikelihood requests") as progress:
-            while numbers:
-                done: set[int] = set()
-                try:
-                    for number, answer in self._scored(plan(inputs, numbers, limits), inputs):
-                        if math.isnan(answer[0]) and limits.prompts != 1:
-                            continue  # perhaps a neighbour's: no mask stops it, as 0 x NaN is NaN
-                        self.cache_hook.add_partial("loglikelihood", requests[number][0], answer)
-                        progress.update(1)
-                        done.add(number)
-                        yield number, answer
-                    limits = limits._replace(prompts=1)  # for what is left
-                except OutOfMemory as error:
-                    if limits.tokens == 1:  # one request is too much: nothing is left to halve
-                        raise error.args[0] from None
-                    limits = limits.halved()
-                    logger.warning(f"hf-shared-prefix goes on with passes of {limits.tokens} tokens: {error}")
-                except CannotSlide as reason:
-                    self._slides = False
-                    self._say_once(
-                        f"hf-shared-prefix scores prompts of more than {self._window.length} tokens like hf: {reason}."
-                    )
-                    numbers = [number for number in numbers if len(inputs[number].tokens) <= self._window.length]
-                numbers = [number for number in numbers if number not in done]
+        while numbers:
+            done: set[int] = set()
+            try:
+                for number, answer in self._scored(plan(inputs, numbers, limits), inputs):
+                    if math.isnan(answer[0]) and limits.prompts != 1:
+                        continue  # perhaps a neighbour's: no mask stops it, as 0 x NaN is NaN
+                    done.add(number)
+                    yield number, answer
+                limits = limits._replace(prompts=1)  # for what is left
+            except OutOfMemory as error:
+                if limits.tokens == 1:  # one request is too much: nothing is left to halve
+                    raise error.args[0] from None
+                limits = limits.halved()
+                logger.warning(f"hf-shared-prefix goes on with passes of {limits.tokens} tokens: {error}")
+            except CannotSlide as reason:
+                self._slides = False
+                self._say_once(
+                    f"hf-shared-prefix scores prompts of more than {self._window.length} tokens like hf: {reason}."
+                )
+                numbers = [number for number in numbers if len(inputs[number].tokens) <= self._window.length]
+            numbers = [number for number in numbers if number not in done]
 
-    def _input(self, text: tuple[str, str], context: list[int], continuation: list[int]) -> Request:
-        """A request, cut from the left as HFLM cuts it."""
-        request = Request((context + continuation)[-(self.max_length + 1) :][:-1], continuation)
+    def _checked_input(self, text: tuple[str, str], context: list[int], continuation: list[int]) -> Request:
+        request = self._input(context, continuation)
         if not context or not continuation or request.first_scored < 0:
             raise ModelError(
                 f"hf-shared-prefix: the request {text!r} has {len(context)} context and {len(continuation)} "
@@ -284,16 +274,16 @@ class SharedPrefixLM(SharedPrefix, HFLM):
                     plain = self._plain_pass(np.asarray(request.tokens), len(request.continuation))
                 expected.append(plain)
             try:
-                predictions = self._predictions(scored, group.prefix, cache)
-                if not predictions.log_probs.isnan().any():  # those are scored again
+                log_probs, states = self._predictions(scored, group.prefix, cache)
+                if not log_probs.isnan().any():  # those are scored again
                     for answer, plain in zip(answers, expected, strict=True):
-                        self._compare(plain, predictions.log_probs[answer.places])
+                        self._compare(plain, log_probs[answer.places])
                     self._checked.update({kind: group.prefix + len(scored.rows[row]) for kind, row in new.items()})
             except CannotShare as reason:
                 if new and beyond:
                     raise CannotSlide(str(reason)) from reason
                 raise
-            yield scored, predictions
+            yield scored, (log_probs, states)
 
     def _new_rows(self, scored: Pass, prefix: int) -> dict[Kind, int]:
         """Numbers of rows that are longer than all rows of their kind so far: one of each kind, the longest."""
@@ -341,7 +331,7 @@ class SharedPrefixLM(SharedPrefix, HFLM):
         places = torch.from_numpy(scored.scored).to(self.device)
         with hidden_states_at(places, self._readers if layers else [], layers) as states:
             log_probs = self._log_probs(scored.tokens(), scored.scored, **kwargs)
-        return Predictions(log_probs, states)
+        return log_probs, states
 
     def _mask(self, scored: Pass, prefix: int) -> torch.Tensor | dict[str, torch.Tensor]:
         """A mask for all layers, or where windows make a difference in some of them, one for each kind of layer."""

@@ -14,8 +14,7 @@ from typing import Any
 from lm_eval.api.registry import register_model
 
 from lm_eval_proca.errors import ModelError
-from lm_eval_proca.models.engine import BLOCK_SIZE, EngineLM
-from lm_eval_proca.models.next_tokens import Prediction, Question
+from lm_eval_proca.models.engine import BLOCK_SIZE, EngineLM, Prediction, Question
 from lm_eval_proca.models.sharing import TOLERANCE, CannotShare
 
 try:
