@@ -52,10 +52,6 @@ class OutOfMemory(Exception):
     """A forward pass was too large for the memory that is free now; holds the error of the model."""
 
 
-Predictions = tuple[torch.Tensor, dict[Layer, torch.Tensor]]
-"""Log-probabilities, and hidden states by layer, at the scored places of every row, one row after the other."""
-
-
 class Window(NamedTuple):
     """Sliding attention: a token attends to `length` tokens, itself the last, in all layers or in some."""
 
@@ -63,13 +59,8 @@ class Window(NamedTuple):
     in_all_layers: bool = False
 
 
-class Kind(NamedTuple):
-    """What a row asks of a model, apart from its length."""
-
-    plain: bool  # the usual mask and positions
-    cached: bool  # keys and values of a prefix
-    packed: bool  # several prompts
-    beyond_window: bool
+Kind = tuple[bool, bool, bool, bool]
+"""What a row asks of a model, apart from its length."""
 
 
 class PrefixLayer(DynamicLayer):
@@ -180,7 +171,8 @@ class SharedPrefixLM(SharedPrefix, HFLM):
         while numbers:
             done: set[int] = set()
             try:
-                for number, answer in self._scored(plan(inputs, numbers, limits), inputs):
+                groups = plan(inputs, numbers, limits)
+                for number, answer in (found for group in groups for found in self._scored(group, inputs)):
                     if math.isnan(answer[0]) and limits.prompts != 1:
                         continue  # perhaps a neighbour's: no mask stops it, as 0 x NaN is NaN
                     done.add(number)
@@ -207,16 +199,6 @@ class SharedPrefixLM(SharedPrefix, HFLM):
                 f"continuation tokens, but both must be there and the continuation at most {self.max_length} long."
             )
         return request
-
-    def _scored(self, groups: list[Group], requests: list[Request]) -> Iterator[tuple[int, LogLikelihood]]:
-        """The answers of all passes with the numbers of their requests; hidden states are kept."""
-        for group in groups:
-            for scored, (log_probs, states) in self._scored_passes(group, requests):
-                for answer in scored.answers:
-                    if layers := self._layers.get(answer.request):
-                        found = torch.stack([states[layer][answer.places[0]] for layer in layers])
-                        self._hidden_states[answer.request] = found.cpu().numpy()
-                yield from _read_answers(scored, log_probs, requests)
 
     def _longest_shared_input(self) -> int:
         """The length up to which inputs can share; CannotShare where a look at the model shows that none can."""
@@ -255,12 +237,12 @@ class SharedPrefixLM(SharedPrefix, HFLM):
     def _readers(self) -> list[torch.nn.Module]:
         return readers_of(self.model)
 
-    def _scored_passes(self, group: Group, requests: list[Request]) -> Iterator[tuple[Pass, Predictions]]:
-        """Every pass of a group with its predictions, compared with plain passes where a row is new to this model."""
+    def _scored(self, group: Group, requests: list[Request]) -> Iterator[tuple[int, LogLikelihood]]:
+        """The answers of all passes of a group, compared with plain passes where a row is new to this model."""
         cache = None
         for scored in group.passes:
             beyond = scored.longest > self._window.length
-            new = self._new_rows(scored, group.prefix)
+            new = self._new_rows(scored, group.prefix, beyond)
             if not self._logits_checked:
                 self._check_logits(np.asarray(requests[scored.answers[0].request].tokens[-8:]))
             rows = {*new.values(), *([0] if group.prefix and cache is None else [])}
@@ -283,15 +265,14 @@ class SharedPrefixLM(SharedPrefix, HFLM):
                 if new and beyond:
                     raise CannotSlide(str(reason)) from reason
                 raise
-            yield scored, (log_probs, states)
+            yield from self._read(scored, log_probs, states, requests)
 
-    def _new_rows(self, scored: Pass, prefix: int) -> dict[Kind, int]:
+    def _new_rows(self, scored: Pass, prefix: int, beyond: bool) -> dict[Kind, int]:
         """Numbers of rows that are longer than all rows of their kind so far: one of each kind, the longest."""
         new: dict[Kind, int] = {}
         if prefix or not scored.is_plain:  # a plain pass without prefix is what stock computes
             for number, row in enumerate(scored.rows):
-                beyond = scored.longest > self._window.length
-                kind = Kind(scored.is_plain, cached=prefix > 0, packed=row.prompts > 1, beyond_window=beyond)
+                kind = (scored.is_plain, prefix > 0, row.prompts > 1, beyond)
                 if prefix + len(row) > self._checked.get(kind, 0):
                     new.setdefault(kind, number)
         return new
@@ -322,7 +303,10 @@ class SharedPrefixLM(SharedPrefix, HFLM):
         """Log-probabilities at the last `count` positions of a request, computed by itself."""
         return self._log_probs(tokens[None], np.arange(len(tokens))[-count:], **kwargs)
 
-    def _predictions(self, scored: Pass, prefix: int, cache: Cache | None) -> Predictions:
+    def _predictions(
+        self, scored: Pass, prefix: int, cache: Cache | None
+    ) -> tuple[torch.Tensor, dict[Layer, torch.Tensor]]:
+        """Log-probabilities, and hidden states by layer, at the scored places of every row, one row after the other."""
         kwargs: dict[str, Any] = {"past_key_values": cache, "use_cache": cache is not None}
         if not scored.is_plain:
             kwargs["attention_mask"] = self._mask(scored, prefix)
@@ -332,6 +316,22 @@ class SharedPrefixLM(SharedPrefix, HFLM):
         with hidden_states_at(places, self._readers if layers else [], layers) as states:
             log_probs = self._log_probs(scored.tokens(), scored.scored, **kwargs)
         return log_probs, states
+
+    def _read(
+        self, scored: Pass, log_probs: torch.Tensor, states: dict[Layer, torch.Tensor], requests: list[Request]
+    ) -> Iterator[tuple[int, LogLikelihood]]:
+        """The answers of a pass with the numbers of their requests; hidden states are kept."""
+        answers = scored.answers
+        places = torch.from_numpy(np.concatenate([answer.places for answer in answers])).to(log_probs.device)
+        tokens = torch.tensor([token for answer in answers for token in requests[answer.request].continuation])
+        values = log_probs[places, tokens.to(log_probs.device)].cpu()
+        greedy = log_probs.argmax(dim=-1)[places].cpu() == tokens
+        sizes = [len(answer.places) for answer in answers]
+        for answer, value, match in zip(answers, values.split(sizes), greedy.split(sizes), strict=True):
+            if layers := self._layers.get(answer.request):
+                found = torch.stack([states[layer][answer.places[0]] for layer in layers])
+                self._hidden_states[answer.request] = found.cpu().numpy()
+            yield answer.request, (float(value.sum()), bool(match.all()))
 
     def _mask(self, scored: Pass, prefix: int) -> torch.Tensor | dict[str, torch.Tensor]:
         """A mask for all layers, or where windows make a difference in some of them, one for each kind of layer."""
@@ -397,17 +397,3 @@ def _close_process_group() -> None:
 def _is_out_of_memory(error: Exception) -> bool:
     """Accelerators raise a class of their own; the CPU's allocator only says so."""
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
-
-
-def _read_answers(
-    scored: Pass, log_probs: torch.Tensor, requests: list[Request]
-) -> Iterator[tuple[int, LogLikelihood]]:
-    """Log-likelihood, and whether it is the greedy one, of every request of the pass."""
-    answers = scored.answers
-    places = torch.from_numpy(np.concatenate([answer.places for answer in answers])).to(log_probs.device)
-    tokens = torch.tensor([token for answer in answers for token in requests[answer.request].continuation])
-    values = log_probs[places, tokens.to(log_probs.device)].cpu()
-    greedy = log_probs.argmax(dim=-1)[places].cpu() == tokens
-    sizes = [len(answer.places) for answer in answers]
-    for answer, value, match in zip(answers, values.split(sizes), greedy.split(sizes), strict=True):
-        yield answer.request, (float(value.sum()), bool(match.all()))
