@@ -72,37 +72,22 @@ def fit_gaussian_mixtures(
     reg_covar: float = 1e-6,
     covariance_type: str = "full",
 ) -> GaussianMixtures:
-    """Fit one Gaussian mixture per seed by EM.
+    """Fit one Gaussian mixture per seed by EM, each to all rows of `x`.
 
-    Parameters
-    ----------
-    x : ndarray of shape (n_rows, n_features)
-    n_components : int
-    seeds : sequence of int
-        One restart each.
-    max_iter, tol, reg_covar, covariance_type
-        As in :class:`sklearn.mixture.GaussianMixture`; covariance_type is "full", "tied" or "diag". Where reg_covar is
-        below about 1e-11 of the largest squared distance of a row from the mean of all, monomials would lose the digits
-        that matter, and the restarts run one by one in scikit-learn.
-
-    Returns
-    -------
-    mixtures : GaussianMixtures
+    `max_iter`, `tol`, `reg_covar` and `covariance_type` ("full", "tied" or "diag") are those of
+    :class:`sklearn.mixture.GaussianMixture`. Where reg_covar is below about 1e-11 of the largest squared distance of a
+    row from the mean of all, monomials would lose the digits that matter: scikit-learn itself runs the restarts.
     """
-    n_restarts, n_features = len(seeds), x.shape[1]
-    covariance_shape = {
-        "full": (n_components, n_features, n_features),
-        "tied": (n_features, n_features),
-        "diag": (n_components, n_features),
-    }[covariance_type]
+    n, k, d = len(seeds), n_components, x.shape[1]
+    covariance_shape = {"full": (n, k, d, d), "tied": (n, d, d), "diag": (n, k, d)}[covariance_type]
     mixtures = GaussianMixtures(
-        weights=np.full((n_restarts, n_components), np.nan),
-        means=np.full((n_restarts, n_components, n_features), np.nan),
-        covariances=np.full((n_restarts, *covariance_shape), np.nan),
-        lower_bounds=np.full(n_restarts, np.nan),
-        n_iter=np.zeros(n_restarts, dtype=np.int64),
-        converged=np.zeros(n_restarts, dtype=bool),
-        failed=np.ones(n_restarts, dtype=bool),
+        weights=np.full((n, k), np.nan),
+        means=np.full((n, k, d), np.nan),
+        covariances=np.full(covariance_shape, np.nan),
+        lower_bounds=np.full(n, np.nan),
+        n_iter=np.zeros(n, dtype=np.int64),
+        converged=np.zeros(n, dtype=bool),
+        failed=np.ones(n, dtype=bool),
     )
     mixture = GaussianMixture(
         n_components, max_iter=max_iter, tol=tol, reg_covar=reg_covar, covariance_type=covariance_type
@@ -152,12 +137,11 @@ def kmeans_starts(x: Array, n_components: int, seeds: Sequence[int]) -> NDArray[
 def log_densities(x: Array, means: Array, covariances: Array, covariance_type: str) -> Array:
     """log P_G(x | mu_n, Sigma_n) of every row under every cluster, (n_rows, n_components): Equation (1)."""
     n_components, n_features = means.shape
+    if covariance_type == "diag":
+        covariances = covariances[..., np.newaxis] * np.eye(n_features)
+    factors = np.broadcast_to(np.linalg.cholesky(covariances), (n_components, n_features, n_features))
     densities = np.empty((len(x), n_components))
-    for n in range(n_components):
-        if covariance_type == "diag":
-            factor = np.diag(np.sqrt(covariances[n]))
-        else:
-            factor = np.linalg.cholesky(covariances if covariance_type == "tied" else covariances[n])
+    for n, factor in enumerate(factors):
         standardised = solve_triangular(factor, (x - means[n]).T, lower=True)
         densities[:, n] = -0.5 * np.square(standardised).sum(axis=0) - np.log(np.diagonal(factor)).sum()
     return densities - 0.5 * n_features * np.log(2 * np.pi)
