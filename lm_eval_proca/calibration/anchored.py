@@ -26,6 +26,7 @@ are shared, so the result is a linear classifier.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -46,9 +47,6 @@ LEAST_VARIANCE = 1e-9
 
 ROWS_PER_COMPONENT = 4
 """Principal components need documents: at most one per so many."""
-
-BATCH_CALIBRATION_UP_TO = 5
-"""Number of labels up to which nothing that was tried on scores alone is better than batch calibration."""
 
 LEAST_STABILITY = 0.5
 LEAST_SHARE = 0.25
@@ -130,11 +128,10 @@ def _discriminant(
 def _is_prior(value: Any) -> bool:
     if isinstance(value, str):
         return value in ("uniform", "estimated")
-    try:
+    with suppress(TypeError, ValueError):
         shares = np.asarray(value, dtype=np.float64)
-    except (TypeError, ValueError):
-        return False
-    return shares.ndim == 1 and bool((shares > 0).all() and np.isclose(shares.sum(), 1))
+        return shares.ndim == 1 and bool((shares > 0).all() and np.isclose(shares.sum(), 1))
+    return False
 
 
 class AnchoredCalibrator(Calibrator):
@@ -189,7 +186,7 @@ class AnchoredCalibrator(Calibrator):
     True
     """
 
-    min_labels: ClassVar[int] = BATCH_CALIBRATION_UP_TO + 1
+    min_labels: ClassVar[int] = 6
 
     _allowed: ClassVar[dict[str, Allowed]] = {
         "anchor_strength": number(0),
@@ -222,7 +219,6 @@ class AnchoredCalibrator(Calibrator):
         self.estimated_accuracy_ = float(anchor.max(axis=1).mean())
         if n_labels < self.min_labels:
             self.kept_anchor_ = f"the scores of {n_labels} labels are too few for a mixture"
-            self._check_shares(shares)
             return []
         centre = _log_ratios(log_proba).mean(axis=0)
         views = [_log_ratios(log_proba) - centre, *further]
@@ -242,14 +238,6 @@ class AnchoredCalibrator(Calibrator):
         if not self.kept_anchor_:
             self.estimated_accuracy_ = _confidence(self.temperature_ * logits)
         return mixture.coefs[1:]
-
-    def _check_shares(self, shares: Array) -> None:
-        """Without a mixture, unequal shares of the labels are all that batch calibration does not have."""
-        if np.allclose(shares, 1 / len(shares)):
-            raise CalibrationError(
-                f"With up to {self.min_labels - 1} labels {type(self).__name__} is batch calibration; take that (bc), "
-                f"or give unequal shares of the labels as `prior`."
-            )
 
     def _compare(self, predicted: Array, anchor: Array, raw: Array) -> None:
         """How far the mixture's labels differ from those of the anchor and of the raw scores."""
@@ -275,16 +263,19 @@ class AnchoredCalibrator(Calibrator):
 
     def _log_prior(self, n_labels: int) -> tuple[Array | None, Array]:
         """What EM weighs labels with, and the shares that the anchor assumes."""
-        if isinstance(self.prior, str):
-            uniform = np.full(n_labels, 1 / n_labels)
-            return (np.log(uniform) if self.prior == "uniform" else None), uniform
-        shares = np.asarray(self.prior, dtype=np.float64)
+        named = isinstance(self.prior, str)
+        shares = np.full(n_labels, 1 / n_labels) if named else np.asarray(self.prior, dtype=np.float64)
         if len(shares) != n_labels:
             raise CalibrationError(
                 f"The 'prior' parameter of {type(self).__name__} must have a share for each of {n_labels} labels, got "
                 f"{self.prior!r}."
             )
-        return np.log(shares), shares
+        if n_labels < self.min_labels and np.allclose(shares, 1 / n_labels):
+            raise CalibrationError(
+                f"With up to {self.min_labels - 1} labels {type(self).__name__} is batch calibration; take that (bc), "
+                f"or give unequal shares of the labels as `prior`."
+            )
+        return (None if named and self.prior == "estimated" else np.log(shares)), shares
 
     def _stability(self, log_proba: Array, views: list[Array], shares: Array, options: dict[str, Any]) -> float:
         """Share of documents on which two fits agree that were each made on one half of the documents."""

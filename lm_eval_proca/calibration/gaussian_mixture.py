@@ -218,7 +218,11 @@ class _BatchedEM:
         means = (sums - _PSEUDO_COUNT * self.centre) / counts  # the data's own zero is at -centre
         # sum r (x - mu)(x - mu)^T / counts, where the r of an all but empty cluster do not add up to `counts`
         crossed = ((sums - 0.5 * rows * means) / counts)[..., :, np.newaxis] * means[..., np.newaxis, :]
-        covariances = self._unpack(products / counts) - crossed - crossed.swapaxes(2, 3)
+        covariances = np.empty_like(crossed)
+        first, second = self.pairs  # of the upper triangle
+        covariances[..., first, second] = covariances[..., second, first] = products / counts
+        covariances -= crossed
+        covariances -= crossed.swapaxes(2, 3)
         if self.covariance_type == "tied":
             covariances = (weights[..., np.newaxis, np.newaxis] * covariances).sum(axis=1, keepdims=True)
         diagonal = np.einsum("rkii->rki", covariances)
@@ -227,13 +231,6 @@ class _BatchedEM:
             covariances = diagonal[..., np.newaxis] * np.eye(self.n_features)
         reported = {"full": covariances, "tied": covariances[:, 0], "diag": diagonal}[self.covariance_type]
         return self._theta(weights, means, covariances), (weights, means + self.centre, reported)
-
-    def _unpack(self, products: Array) -> Array:
-        """Symmetric matrices from their upper triangles."""
-        matrices = np.empty((*products.shape[:-1], self.n_features, self.n_features))
-        first, second = self.pairs
-        matrices[..., first, second] = matrices[..., second, first] = products
-        return matrices
 
     def _theta(self, weights: Array, means: Array, covariances: Array) -> Array:
         factors: Array = np.linalg.cholesky(covariances)  # exists: reg_covar is far above rounding here

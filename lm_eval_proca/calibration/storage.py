@@ -53,14 +53,7 @@ def save_calibrator(calibrator: Calibrator, path: str | os.PathLike[str]) -> Non
 def load_calibrator(path: str | os.PathLike[str]) -> Calibrator:
     """Read a calibrator written by :meth:`Calibrator.save`.
 
-    Parameters
-    ----------
-    path : path-like
-
-    Returns
-    -------
-    calibrator : Calibrator
-        Predicts exactly what the saved one predicts, and knows its ``labels_`` and ``origin_`` if the saved one did.
+    It predicts exactly what the saved one predicts, and knows its ``labels_`` and ``origin_`` if the saved one did.
 
     Examples
     --------

@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
@@ -206,15 +207,10 @@ class CompletionsSharedPrefixLM(EngineLM, LocalCompletionsAPI):
 
 def _batches(asked: Sequence[Question], size: int) -> list[list[int]]:
     """Places of questions that want the same tokens, in order, at most `size` together."""
-    batches: list[list[int]] = []
-    filling: dict[tuple[int, ...], list[int]] = {}
+    places: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for place, question in enumerate(asked):
-        tokens = tuple(question.tokens)
-        if len(filling.get(tokens, ())) in (0, size):
-            filling[tokens] = []
-            batches.append(filling[tokens])
-        filling[tokens].append(place)
-    return batches
+        places[tuple(question.tokens)].append(place)
+    return sorted(alike[start : start + size] for alike in places.values() for start in range(0, len(alike), size))
 
 
 def _served_models(base_url: str, header: dict[str, str] | None, verify: bool) -> list[str]:

@@ -48,10 +48,6 @@ class CannotSlide(Exception):
     """CannotShare, of prompts that are longer than the model's attention window."""
 
 
-class OutOfMemory(Exception):
-    """A forward pass was too large for the memory that is free now; holds the error of the model."""
-
-
 class Window(NamedTuple):
     """Sliding attention: a token attends to `length` tokens, itself the last, in all layers or in some."""
 
@@ -178,9 +174,9 @@ class SharedPrefixLM(SharedPrefix, HFLM):
                     done.add(number)
                     yield number, answer
                 limits = limits._replace(prompts=1)  # for what is left
-            except OutOfMemory as error:
-                if limits.tokens == 1:  # one request is too much: nothing is left to halve
-                    raise error.args[0] from None
+            except (RuntimeError, MemoryError) as error:
+                if not _is_out_of_memory(error) or limits.tokens == 1:  # one request is too much: nothing to halve
+                    raise
                 limits = limits.halved()
                 logger.warning(f"hf-shared-prefix goes on with passes of {limits.tokens} tokens: {error}")
             except CannotSlide as reason:
@@ -244,7 +240,7 @@ class SharedPrefixLM(SharedPrefix, HFLM):
             beyond = scored.longest > self._window.length
             new = self._new_rows(scored, group.prefix, beyond)
             if not self._logits_checked:
-                self._check_logits(np.asarray(requests[scored.answers[0].request].tokens[-8:]))
+                self._check_logits(Request(requests[scored.answers[0].request].tokens[-8:], [0]))
             rows = {*new.values(), *([0] if group.prefix and cache is None else [])}
             answers = [self._answer_to_check(scored, row, group.prefix) for row in sorted(rows)]
             expected = []
@@ -253,7 +249,7 @@ class SharedPrefixLM(SharedPrefix, HFLM):
                 if group.prefix and cache is None:
                     cache, plain = self._encode_prefix(group.prefix, request)
                 if plain is None or (beyond and new):  # windows may depend on the cache that a model is given
-                    plain = self._plain_pass(np.asarray(request.tokens), len(request.continuation))
+                    plain = self._plain_pass(request)
                 expected.append(plain)
             try:
                 log_probs, states = self._predictions(scored, group.prefix, cache)
@@ -290,18 +286,18 @@ class SharedPrefixLM(SharedPrefix, HFLM):
     def _encode_prefix(self, length: int, request: Request) -> tuple[Cache, torch.Tensor | None]:
         """Keys and values of the prefix, and what the plain pass over a whole request predicts at its end."""
         full = DynamicCache()
-        tokens = np.asarray(request.tokens)
-        expected = self._plain_pass(tokens, len(request.continuation), past_key_values=full, use_cache=True)
-        if expected.isnan().any() and len(tokens) > length:  # whatever follows the prefix must not reach it
+        expected = self._plain_pass(request, past_key_values=full, use_cache=True)
+        if expected.isnan().any() and len(request.tokens) > length:  # whatever follows the prefix must not reach it
             return self._encode_prefix(length, Request(request.tokens[:length], [0]))[0], None
         layers = [layer for layer in full.layers if isinstance(layer, CacheLayerMixin) and layer.is_initialized]
-        if not layers or any(layer.get_seq_length() != len(tokens) for layer in layers):
+        if not layers or any(layer.get_seq_length() != len(request.tokens) for layer in layers):
             raise CannotShare("its forward pass does not keep keys and values in the cache it is given")
         return Cache(layers=[PrefixLayer(layer, length) for layer in layers]), expected
 
-    def _plain_pass(self, tokens: np.ndarray, count: int, **kwargs: Any) -> torch.Tensor:
-        """Log-probabilities at the last `count` positions of a request, computed by itself."""
-        return self._log_probs(tokens[None], np.arange(len(tokens))[-count:], **kwargs)
+    def _plain_pass(self, request: Request, **kwargs: Any) -> torch.Tensor:
+        """Log-probabilities where a request predicts its continuation, computed by itself."""
+        places = np.arange(request.first_scored, len(request.tokens))
+        return self._log_probs(np.array([request.tokens]), places, **kwargs)
 
     def _predictions(
         self, scored: Pass, prefix: int, cache: Cache | None
@@ -363,20 +359,20 @@ class SharedPrefixLM(SharedPrefix, HFLM):
                 logits = self.model(inputs, logits_to_keep=keep, **kwargs).logits
         except Exception as error:  # whatever the model's own code raises when it is asked for something unusual
             if _is_out_of_memory(error):
-                raise OutOfMemory(error) from None
+                raise
             raise CannotShare(f"its forward pass fails with {type(error).__name__}: {error}") from error
         if logits.shape[:2] != (len(inputs), len(keep)):
             raise CannotShare("its forward pass does not compute logits at chosen positions")
         return F.log_softmax(logits.flatten(0, 1), dim=-1, dtype=self.softmax_dtype)
 
-    def _check_logits(self, tokens: np.ndarray) -> None:
+    def _check_logits(self, request: Request) -> None:
         """Logits at a chosen position must be those that HFLM reads there."""
-        stock = self._model_call(torch.from_numpy(tokens)[None].to(self.device))
-        if stock.shape[1] != len(tokens):
+        stock = self._model_call(torch.tensor([request.tokens], device=self.device))
+        if stock.shape[1] != len(request.tokens):
             raise CannotShare("it puts tokens of its own before the prompt")
         expected = F.log_softmax(stock[0, -1:], dim=-1, dtype=self.softmax_dtype)
         if not expected.isnan().any():
-            self._compare(expected, self._plain_pass(tokens, 1))
+            self._compare(expected, self._plain_pass(request))
             self._logits_checked = True
 
     def _compare(self, expected: torch.Tensor, actual: torch.Tensor) -> None:
