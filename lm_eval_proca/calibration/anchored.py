@@ -27,8 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve, helmert
@@ -52,18 +51,15 @@ LEAST_STABILITY = 0.5
 LEAST_SHARE = 0.25
 
 
-@dataclass(frozen=True)
-class Mixture:
+class Mixture(NamedTuple):
     """A fitted mixture: a linear classifier of the views, and how it was found."""
 
     coefs: list[Array]
     intercept: Array
-    separation: float
-    """Distance between the two closest labels, in units of the spread within labels."""
+    separation: float  # distance between the two closest labels, in units of the spread within labels
     n_iter: int
     converged: bool
-    moving: float
-    """Share of the documents whose most probable label the last step has changed."""
+    moving: float  # share of the documents whose most probable label the last step has changed
 
     def logits(self, views: Sequence[Array]) -> Array:
         return _logits(views, self.coefs, self.intercept)
@@ -80,11 +76,7 @@ def fit_mixture(
     ridge: float = RIDGE,
     weights: Sequence[float] | None = None,
 ) -> Mixture:
-    """EM from the anchor's label probabilities; see the head of this module for the formulas.
-
-    `log_prior` weighs the labels among the documents of the fit; None learns their shares with everything else. Views
-    count by their `weights`, 1 each by default.
-    """
+    """EM from the anchor's label probabilities; `log_prior` None learns the shares of the labels as well."""
     n, n_labels = anchor.shape
     counts = anchor.sum(axis=0) + np.finfo(float).tiny
     held = [anchor.T @ x / counts[:, None] for x in views]

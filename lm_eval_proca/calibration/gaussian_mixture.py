@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,45 +42,28 @@ _SLICE_SIZE = 2**17
 class GaussianMixtures:
     """One fitted mixture per restart, clusters in the order of the restart's k-means start.
 
-    Attributes
-    ----------
-    weights : ndarray of shape (n_restarts, n_components)
-    means : ndarray of shape (n_restarts, n_components, n_features)
-    covariances : ndarray of shape (n_restarts, ...), each as in :class:`sklearn.mixture.GaussianMixture`
-    lower_bounds : ndarray of shape (n_restarts,)
-        Mean log-likelihood of a row, as of the last E-step.
-    n_iter : int ndarray of shape (n_restarts,)
-    converged, failed : bool ndarrays of shape (n_restarts,)
-        A restart fails where scikit-learn raises, because a covariance is not positive definite; its numbers are NaN.
+    A restart fails where scikit-learn raises, because a covariance is not positive definite; its numbers are NaN.
     """
 
-    weights: Array
-    means: Array
-    covariances: Array
-    lower_bounds: Array
+    weights: Array  # (n_restarts, n_components)
+    means: Array  # (n_restarts, n_components, n_features)
+    covariances: Array  # (n_restarts, ...), each as in GaussianMixture
+    lower_bounds: Array  # mean log-likelihood of a row, as of the last E-step
     n_iter: NDArray[np.int64]
     converged: NDArray[np.bool_]
     failed: NDArray[np.bool_]
 
 
-def fit_gaussian_mixtures(
-    x: Array,
-    n_components: int,
-    *,
-    seeds: Sequence[int],
-    max_iter: int = 100,
-    tol: float = 1e-3,
-    reg_covar: float = 1e-6,
-    covariance_type: str = "full",
-) -> GaussianMixtures:
+def fit_gaussian_mixtures(x: Array, n_components: int, *, seeds: Sequence[int], **params: Any) -> GaussianMixtures:
     """Fit one Gaussian mixture per seed by EM, each to all rows of `x`.
 
-    `max_iter`, `tol`, `reg_covar` and `covariance_type` ("full", "tied" or "diag") are those of
+    `params` are max_iter, tol, reg_covar and covariance_type ("full", "tied" or "diag") of
     :class:`sklearn.mixture.GaussianMixture`. Where reg_covar is below about 1e-11 of the largest squared distance of a
     row from the mean of all, monomials would lose the digits that matter: scikit-learn itself runs the restarts.
     """
+    mixture = GaussianMixture(n_components, **params)
     n, k, d = len(seeds), n_components, x.shape[1]
-    covariance_shape = {"full": (n, k, d, d), "tied": (n, d, d), "diag": (n, k, d)}[covariance_type]
+    covariance_shape = {"full": (n, k, d, d), "tied": (n, d, d), "diag": (n, k, d)}[mixture.covariance_type]
     mixtures = GaussianMixtures(
         weights=np.full((n, k), np.nan),
         means=np.full((n, k, d), np.nan),
@@ -88,9 +72,6 @@ def fit_gaussian_mixtures(
         n_iter=np.zeros(n, dtype=np.int64),
         converged=np.zeros(n, dtype=bool),
         failed=np.ones(n, dtype=bool),
-    )
-    mixture = GaussianMixture(
-        n_components, max_iter=max_iter, tol=tol, reg_covar=reg_covar, covariance_type=covariance_type
     )
     em = _BatchedEM(x, mixture)
     with warnings.catch_warnings():
@@ -148,10 +129,8 @@ def log_densities(x: Array, means: Array, covariances: Array, covariance_type: s
 
 
 class _BatchedEM:
-    """EM of many mixtures on the same rows, in coordinates whose zero is the mean of the rows.
-
-    Products of coordinates keep more digits there. All mixtures have the parameters of `mixture`.
-    """
+    """EM of many mixtures with the parameters of `mixture`. The zero of the coordinates is the mean of the rows: their
+    products keep more digits there."""
 
     def __init__(self, x: Array, mixture: GaussianMixture) -> None:
         self.n_components, self.n_features = mixture.n_components, x.shape[1]

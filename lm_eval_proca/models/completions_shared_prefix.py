@@ -218,16 +218,14 @@ def _served_models(base_url: str, header: dict[str, str] | None, verify: bool) -
     url = base_url.removesuffix("/").removesuffix("/completions") + "/models"
     header = header or {"Authorization": f"Bearer {os.environ.get('OPENAI_API_KEY', '')}"}
     try:
-        models = requests.get(url, headers=header, verify=verify, timeout=PATIENCE).json()["data"]
-        return [str(model["id"]) for model in models if model.get("owned_by") == "vllm"]
-    except (requests.exceptions.JSONDecodeError, KeyError, TypeError, AttributeError):
-        return []
-    except (requests.ConnectionError, requests.Timeout, ValueError) as error:  # what is no URL is a ValueError
+        response = requests.get(url, headers=header, verify=verify, timeout=PATIENCE)
+    except requests.RequestException as error:
         raise ModelError(
             f"There is no server at {base_url} ({_reason(error)}): start it, or correct base_url in --model_args."
         ) from error
-    except requests.RequestException:
-        return []
+    with suppress(ValueError, KeyError, TypeError, AttributeError):
+        return [str(model["id"]) for model in response.json()["data"] if model.get("owned_by") == "vllm"]
+    return []
 
 
 def _wrong_model(base_url: str, model: str | None, served: Sequence[str]) -> ModelError:

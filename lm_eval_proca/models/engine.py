@@ -48,8 +48,7 @@ class EngineLM(SharedPrefix):
     """Asks an engine for the next tokens behind prompts, one question for each document and one-token labels."""
 
     _tolerance = TOLERANCE[torch.bfloat16]
-    """How far log-probabilities of one token may lie apart when the engine, whose precision may be unknown, computes
-    them in two ways."""
+    """How far log-probabilities of one token may differ; the precision of the engine may be unknown."""
     _longest_checked = 0
     """Tokens of the longest continuation that was checked."""
 
@@ -111,10 +110,7 @@ def questions(requests: Sequence[Request], numbers: Iterable[int], max_tokens: i
 def read_answers(
     plan: Questions, requests: Sequence[Request], predictions: Iterable[tuple[int, Prediction]]
 ) -> Iterator[tuple[int, LogLikelihood]]:
-    """Log-likelihoods with the numbers of their requests, each as soon as all its predictions are there.
-
-    `predictions` come with the places of their questions, in any order.
-    """
+    """Log-likelihoods with the numbers of their requests, each as soon as all its predictions are there."""
     known: dict[int, Prediction] = {}
     waiting: dict[int, list[Answer]] = defaultdict(list)
     for answer in plan.answers:

@@ -1,16 +1,14 @@
 """hf-shared-prefix: lm-eval's Hugging Face model, which computes every common beginning of prompts once.
 
 All requests of a classification task begin with the same instruction and demonstrations, and all labels of a document
-with the same prompt. Stock `hf` computes the whole prompt for every document, and logits at every position of it.
-Here a prefix tree of the requests (see `prefix_tree`) is computed instead: keys and values of a long common prefix
-once, then documents as short continuations of it, one after the other in a row. An attention mask lets each token see
-the prefix and its own ancestors, in layers of sliding attention only those within the window; position ids put it
-where it stands in its own prompt. The model's own forward pass computes logits, only where a prediction is wanted.
+with the same prompt. Stock `hf` computes all of that again for every document, and logits at every position. Here a
+prefix tree of the requests (see `prefix_tree`) is computed: keys and values of a long common prefix once, then
+documents as continuations of it, one after the other in a row. The attention mask lets each token see the prefix and
+its own ancestors, within the window of the layer; position ids put it where it stands in its own prompt.
 
 A model must do what mask, positions and cache ask of it. So where a row is of a new kind, or longer than all rows of
 its kind before, a plain pass over one of its requests must give the same log-probabilities. A common prefix is read by
-such a pass, which makes most checks free. If a check fails, HFLM's own method scores the requests and a log line says
-why.
+such a pass, which makes most checks free. If a check fails, stock scores the requests and a log line says why.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ import functools
 import math
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,7 +27,7 @@ import torch.nn.functional as F
 from lm_eval.api.instance import Instance
 from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
-from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer
 
 from lm_eval_proca.distributed import collective
 from lm_eval_proca.errors import ModelError
@@ -46,13 +44,6 @@ MAX_LOGITS = 2**25
 
 class CannotSlide(Exception):
     """CannotShare, of prompts that are longer than the model's attention window."""
-
-
-class Window(NamedTuple):
-    """Sliding attention: a token attends to `length` tokens, itself the last, in all layers or in some."""
-
-    length: int = sys.maxsize
-    in_all_layers: bool = False
 
 
 Kind = tuple[bool, bool, bool, bool]
@@ -155,7 +146,7 @@ class SharedPrefixLM(SharedPrefix, HFLM):
         inputs = [self._checked_input(*request) for request in requests]
         numbers = [number for number, request in enumerate(inputs) if len(request.tokens) <= longest]
         if len(numbers) < len(inputs):
-            self._say_once(
+            self._warn_once(
                 f"hf-shared-prefix scores {len(inputs) - len(numbers)} of {len(inputs)} requests like hf: beyond "
                 f"{longest} tokens this model's attention or positions depend on the length of the prompt."
             )
@@ -181,10 +172,10 @@ class SharedPrefixLM(SharedPrefix, HFLM):
                 logger.warning(f"hf-shared-prefix goes on with passes of {limits.tokens} tokens: {error}")
             except CannotSlide as reason:
                 self._slides = False
-                self._say_once(
-                    f"hf-shared-prefix scores prompts of more than {self._window.length} tokens like hf: {reason}."
+                self._warn_once(
+                    f"hf-shared-prefix scores prompts of more than {self._window} tokens like hf: {reason}."
                 )
-                numbers = [number for number in numbers if len(inputs[number].tokens) <= self._window.length]
+                numbers = [number for number in numbers if len(inputs[number].tokens) <= self._window]
             numbers = [number for number in numbers if number not in done]
 
     def _checked_input(self, text: tuple[str, str], context: list[int], continuation: list[int]) -> Request:
@@ -207,12 +198,11 @@ class SharedPrefixLM(SharedPrefix, HFLM):
             raise CannotShare(
                 f"our attention masks need attn_implementation=sdpa or eager, not {config._attn_implementation}"
             )
-        layers = DynamicCache(config=config).layers
-        if unknown := {type(layer).__name__ for layer in layers} - {"DynamicLayer", "DynamicSlidingWindowLayer"}:
+        layers = {type(layer).__name__ for layer in DynamicCache(config=config).layers}
+        if unknown := layers - {"DynamicLayer", "DynamicSlidingWindowLayer"}:
             raise CannotShare(f"its cache is not one of keys and values by position ({', '.join(sorted(unknown))})")
         # Windows that our masks cannot show, and chunks of attention: within them, attention is plain.
-        windows = [layer.sliding_window for layer in layers if isinstance(layer, DynamicSlidingWindowLayer)]
-        lengths = [length for length in windows if not self._slides or length != self._window.length]
+        lengths = [length for length in self._windows if length and not (self._slides and length == self._window)]
         text = config.get_text_config(decoder=True)
         rope = getattr(text, "rope_parameters", None) or {}
         for parameters in [rope] if "rope_type" in rope else rope.values():
@@ -222,12 +212,15 @@ class SharedPrefixLM(SharedPrefix, HFLM):
         return min([self.max_length, *lengths])
 
     @functools.cached_property
-    def _window(self) -> Window:
-        """The window that all sliding layers have in common; an endless one where there is none."""
-        config = self.model.config.get_text_config(decoder=True)
-        lengths = {getattr(layer, "sliding_window", None) for layer in DynamicCache(config=config).layers}
-        length = getattr(config, "sliding_window", None)  # chunks of attention stand elsewhere
-        return Window(length, None not in lengths) if length and lengths - {None} == {length} else Window()
+    def _window(self) -> int:
+        """Tokens that sliding layers attend to, a token itself the last; no bound where they have none in common."""
+        length: Any = getattr(self.model.config.get_text_config(decoder=True), "sliding_window", None)
+        return length if set(self._windows) - {None} == {length} else sys.maxsize  # chunks of attention stand elsewhere
+
+    @functools.cached_property
+    def _windows(self) -> list[int | None]:
+        """The window or chunk of each layer."""
+        return [getattr(layer, "sliding_window", None) for layer in DynamicCache(config=self.model.config).layers]
 
     @functools.cached_property
     def _readers(self) -> list[torch.nn.Module]:
@@ -237,7 +230,7 @@ class SharedPrefixLM(SharedPrefix, HFLM):
         """The answers of all passes of a group, compared with plain passes where a row is new to this model."""
         cache = None
         for scored in group.passes:
-            beyond = scored.longest > self._window.length
+            beyond = scored.longest > self._window
             new = self._new_rows(scored, group.prefix, beyond)
             if not self._logits_checked:
                 self._check_logits(Request(requests[scored.answers[0].request].tokens[-8:], [0]))
@@ -279,7 +272,7 @@ class SharedPrefixLM(SharedPrefix, HFLM):
 
         def exposure(answer: Answer) -> tuple[bool, int, int]:
             place = int(answer.places[-1])
-            return bool(row.positions[place] >= self._window.length), row.foreign_before(place, prefix), place
+            return bool(row.positions[place] >= self._window), row.foreign_before(place, prefix), place
 
         return scored.answer(number, max(row.answers, key=exposure))
 
@@ -337,10 +330,10 @@ class SharedPrefixLM(SharedPrefix, HFLM):
             mask.masked_fill_(torch.from_numpy(~visible), torch.finfo(mask.dtype).min)
             return mask[:, None].to(self.device)
 
-        if scored.longest <= self._window.length:
+        if scored.longest <= self._window:
             return added(scored.visible(prefix))
-        within = added(scored.visible(prefix, self._window.length))
-        if self._window.in_all_layers:
+        within = added(scored.visible(prefix, self._window))
+        if None not in self._windows:
             return within
         return {"full_attention": added(scored.visible(prefix)), "sliding_attention": within}
 

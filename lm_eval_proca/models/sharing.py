@@ -44,7 +44,7 @@ class SharedPrefix(TemplateLM):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._cannot_share: str | None = None
-        self._said: set[str] = set()
+        self._warn_once = functools.cache(logger.warning)
         self._cut: list[bool] = []
         # For each label lm-eval encodes prompt + label, then the prompt again: the last two hold the prompt.
         self._encode = functools.lru_cache(maxsize=2)(super().tok_encode)
@@ -102,13 +102,8 @@ class SharedPrefix(TemplateLM):
         except CannotShare as reason:
             if not answers:  # what worked before is no property of the model
                 self._cannot_share = str(reason)
-            self._say_once(f"{self.NAME} scores like {self.STOCK}: {reason}.")
+            self._warn_once(f"{self.NAME} scores like {self.STOCK}: {reason}.")
         rest = [number for number in range(len(requests)) if number not in answers]
         if rest:
             answers.update(zip(rest, self._stock([requests[n] for n in rest], disable_tqdm), strict=True))
         return [answers[number] for number in range(len(requests))]
-
-    def _say_once(self, sentence: str) -> None:
-        if sentence not in self._said:
-            self._said.add(sentence)
-            logger.warning(sentence)
