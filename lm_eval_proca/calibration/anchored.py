@@ -26,8 +26,8 @@ are shared, so the result is a linear classifier.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from contextlib import suppress
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve, helmert
@@ -47,25 +47,19 @@ LEAST_VARIANCE = 1e-9
 ROWS_PER_COMPONENT = 4
 """Principal components need documents: at most one per so many."""
 
-BATCH_CALIBRATION_UP_TO = 5
-"""Number of labels up to which nothing that was tried on scores alone is better than batch calibration."""
-
 LEAST_STABILITY = 0.5
 LEAST_SHARE = 0.25
 
 
-@dataclass(frozen=True)
-class Mixture:
+class Mixture(NamedTuple):
     """A fitted mixture: a linear classifier of the views, and how it was found."""
 
     coefs: list[Array]
     intercept: Array
-    separation: float
-    """Distance between the two closest labels, in units of the spread within labels."""
+    separation: float  # distance between the two closest labels, in units of the spread within labels
     n_iter: int
     converged: bool
-    moving: float
-    """Share of the documents whose most probable label the last step has changed."""
+    moving: float  # share of the documents whose most probable label the last step has changed
 
     def logits(self, views: Sequence[Array]) -> Array:
         return _logits(views, self.coefs, self.intercept)
@@ -82,11 +76,7 @@ def fit_mixture(
     ridge: float = RIDGE,
     weights: Sequence[float] | None = None,
 ) -> Mixture:
-    """EM from the anchor's label probabilities; see the head of this module for the formulas.
-
-    `log_prior` weighs the labels among the documents of the fit; None learns their shares with everything else. Views
-    count by their `weights`, 1 each by default.
-    """
+    """EM from the anchor's label probabilities; `log_prior` None learns the shares of the labels as well."""
     n, n_labels = anchor.shape
     counts = anchor.sum(axis=0) + np.finfo(float).tiny
     held = [anchor.T @ x / counts[:, None] for x in views]
@@ -130,11 +120,10 @@ def _discriminant(
 def _is_prior(value: Any) -> bool:
     if isinstance(value, str):
         return value in ("uniform", "estimated")
-    try:
+    with suppress(TypeError, ValueError):
         shares = np.asarray(value, dtype=np.float64)
-    except (TypeError, ValueError):
-        return False
-    return shares.ndim == 1 and bool((shares > 0).all() and np.isclose(shares.sum(), 1))
+        return shares.ndim == 1 and bool((shares > 0).all() and np.isclose(shares.sum(), 1))
+    return False
 
 
 class AnchoredCalibrator(Calibrator):
@@ -189,7 +178,7 @@ class AnchoredCalibrator(Calibrator):
     True
     """
 
-    min_labels: ClassVar[int] = BATCH_CALIBRATION_UP_TO + 1
+    min_labels: ClassVar[int] = 6
 
     _allowed: ClassVar[dict[str, Allowed]] = {
         "anchor_strength": number(0),
@@ -207,75 +196,53 @@ class AnchoredCalibrator(Calibrator):
         self.tol = tol
 
     def _fit(self, scores: Array) -> None:
-        if scores.shape[1] >= self.min_labels:
-            self._fit_views(scores, [])
-        else:
-            self._fit_anchor(scores)
+        self._fit_views(scores, [])
 
     def _calibrate(self, scores: Array) -> Array:
         return self._combined(scores, 0.0)
 
-    def _weight(self, n_labels: int) -> float:
-        """How much of the mixture is taken beside the anchor."""
-        return 1 - (self.min_labels - 1) / n_labels
-
-    def _fit_anchor(self, scores: Array) -> None:
-        """Batch calibration with known shares of the labels: without them it has a calibrator of its own."""
-        n_labels = scores.shape[1]
-        shares = self._log_prior(n_labels)[1]
-        if np.allclose(shares, 1 / n_labels):
-            raise CalibrationError(
-                f"With up to {self.min_labels - 1} labels {type(self).__name__} is batch calibration; take that (bc), "
-                f"or give unequal shares of the labels as `prior`."
-            )
-        log_proba = log_softmax(scores, axis=1)
-        self.anchor_shift_ = _anchor_shift(log_proba, shares)
-        self.estimated_accuracy_ = _confidence(log_proba - self.anchor_shift_)
-        self.kept_anchor_ = f"the scores of {n_labels} labels are too few for a mixture"
-
     def _fit_views(self, scores: Array, further: list[Array]) -> list[Array]:
         """Everything that is learned; `further` views come with a mean of zero. Gives their coefficients."""
-        log_proba = log_softmax(scores, axis=1)
-        n, n_labels = scores.shape
+        n_labels = scores.shape[1]
         log_prior, shares = self._log_prior(n_labels)
+        log_proba = log_softmax(scores, axis=1)
         self.anchor_shift_ = _anchor_shift(log_proba, shares)
+        anchor = softmax(log_proba - self.anchor_shift_, axis=1)
+        self.estimated_accuracy_ = float(anchor.max(axis=1).mean())
+        if n_labels < self.min_labels:
+            self.kept_anchor_ = f"the scores of {n_labels} labels are too few for a mixture"
+            return []
         centre = _log_ratios(log_proba).mean(axis=0)
         views = [_log_ratios(log_proba) - centre, *further]
-        anchor = softmax(log_proba - self.anchor_shift_, axis=1)
-        mixture = self._mixture(views, anchor, log_prior)
+        options: dict[str, Any] = {"strength": self.anchor_strength, "max_iter": self.max_iter, "tol": self.tol}
+        options |= {"log_prior": log_prior, "weights": [1 - 1 / n_labels, 1.0] if further else None}
+        mixture = fit_mixture(views, anchor, **options)
         self.score_coef_ = helmert(n_labels).T @ mixture.coefs[0]
         self.intercept_ = mixture.intercept - centre @ mixture.coefs[0]
         self.n_iter_, self.converged_, self.moving_ = mixture.n_iter, mixture.converged, mixture.moving
+        self.separation_ = mixture.separation
 
         logits = self._mixed(log_proba, mixture.logits(views))
-        self.temperature_ = _temperature(logits, anchor)
-        self.estimated_accuracy_ = _confidence(self.temperature_ * logits)
-        predicted, anchored = logits.argmax(axis=1), anchor.argmax(axis=1)
-        found = np.bincount(predicted, minlength=n_labels) / n
-        self.separation_ = mixture.separation
-        self.agreement_ = float((predicted == anchored).mean())
-        self.raw_agreement_ = float((predicted == scores.argmax(axis=1)).mean())
-        self.skew_ = float(np.abs(found - anchor.mean(axis=0)).sum() / 2)
-        self.smallest_share_ = float((found / np.maximum(anchor.mean(axis=0), 1 / n)).min())
-        self.stability_ = self._stability(log_proba, views, log_prior, shares)
+        self.temperature_ = _temperature(logits, self.estimated_accuracy_)
+        self._compare(logits.argmax(axis=1), anchor, scores.argmax(axis=1))
+        self.stability_ = self._stability(log_proba, views, shares, options)
         self.kept_anchor_ = self._why_the_anchor()
-        if self.kept_anchor_:
-            self.estimated_accuracy_ = float(anchor.max(axis=1).mean())
+        if not self.kept_anchor_:
+            self.estimated_accuracy_ = _confidence(self.temperature_ * logits)
         return mixture.coefs[1:]
 
-    def _mixture(self, views: Sequence[Array], anchor: Array, log_prior: Array | None) -> Mixture:
-        return fit_mixture(
-            views,
-            anchor,
-            strength=self.anchor_strength,
-            max_iter=self.max_iter,
-            tol=self.tol,
-            log_prior=log_prior,
-            weights=[1 - 1 / anchor.shape[1], 1.0] if len(views) > 1 else None,
-        )
+    def _compare(self, predicted: Array, anchor: Array, raw: Array) -> None:
+        """How far the mixture's labels differ from those of the anchor and of the raw scores."""
+        expected = anchor.mean(axis=0)
+        found = np.bincount(predicted, minlength=len(expected)) / len(predicted)
+        self.agreement_ = float((predicted == anchor.argmax(axis=1)).mean())
+        self.raw_agreement_ = float((predicted == raw).mean())
+        self.skew_ = float(np.abs(found - expected).sum() / 2)
+        self.smallest_share_ = float((found / np.maximum(expected, 1 / len(predicted))).min())
 
     def _mixed(self, log_proba: Array, logits: Array) -> Array:
-        weight = self._weight(log_proba.shape[1])
+        """The mixture beside the anchor: of scores alone, it counts the more the more labels there are."""
+        weight = 1.0 if self.uses_representations else 1 - (self.min_labels - 1) / log_proba.shape[1]
         return weight * logits + (1 - weight) * (log_proba - self.anchor_shift_)
 
     def _combined(self, scores: Array, further: Array | float) -> Array:
@@ -288,27 +255,29 @@ class AnchoredCalibrator(Calibrator):
 
     def _log_prior(self, n_labels: int) -> tuple[Array | None, Array]:
         """What EM weighs labels with, and the shares that the anchor assumes."""
-        if isinstance(self.prior, str):
-            uniform = np.full(n_labels, 1 / n_labels)
-            return (np.log(uniform) if self.prior == "uniform" else None), uniform
-        shares = np.asarray(self.prior, dtype=np.float64)
+        named = isinstance(self.prior, str)
+        shares = np.full(n_labels, 1 / n_labels) if named else np.asarray(self.prior, dtype=np.float64)
         if len(shares) != n_labels:
             raise CalibrationError(
                 f"The 'prior' parameter of {type(self).__name__} must have a share for each of {n_labels} labels, got "
                 f"{self.prior!r}."
             )
-        return np.log(shares), shares
+        if n_labels < self.min_labels and np.allclose(shares, 1 / n_labels):
+            raise CalibrationError(
+                f"With up to {self.min_labels - 1} labels {type(self).__name__} is batch calibration; take that (bc), "
+                f"or give unequal shares of the labels as `prior`."
+            )
+        return (None if named and self.prior == "estimated" else np.log(shares)), shares
 
-    def _stability(self, log_proba: Array, views: Sequence[Array], log_prior: Array | None, shares: Array) -> float:
+    def _stability(self, log_proba: Array, views: list[Array], shares: Array, options: dict[str, Any]) -> float:
         """Share of documents on which two fits agree that were each made on one half of the documents."""
+        if len(log_proba) < 4:
+            return 1.0
         predictions = []
         order = np.random.default_rng(0).permutation(len(log_proba))  # rows may be sorted or periodic
         for half in np.array_split(order, 2):
-            part = log_proba[half]
-            if len(part) < 2:
-                return 1.0
-            shift = _anchor_shift(part, shares)
-            mixture = self._mixture([x[half] for x in views], softmax(part - shift, axis=1), log_prior)
+            anchor = softmax(log_proba[half] - _anchor_shift(log_proba[half], shares), axis=1)
+            mixture = fit_mixture([x[half] for x in views], anchor, **options)
             predictions.append(self._mixed(log_proba, mixture.logits(views)).argmax(axis=1))
         return float((predictions[0] == predictions[1]).mean())
 
@@ -320,39 +289,34 @@ class AnchoredCalibrator(Calibrator):
         return ""
 
     def _report(self) -> dict[str, Any]:
-        anchor = {"estimated_accuracy": self.estimated_accuracy_, "kept_anchor": self.kept_anchor_ or None}
+        report = {"estimated_accuracy": self.estimated_accuracy_, "kept_anchor": self.kept_anchor_ or None}
         if self.n_labels_ < self.min_labels:
-            return anchor
+            return report
+        same = ("stability", "skew", "smallest_share", "temperature", "n_iter", "converged", "moving")
         return {
-            **anchor,
+            **report,
             "separation": self.separation_,
             "agreement_with_anchor": self.agreement_,
             "agreement_with_raw": self.raw_agreement_,
-            "stability": self.stability_,
-            "skew": self.skew_,
-            "smallest_share": self.smallest_share_,
-            "temperature": self.temperature_,
-            "n_iter": self.n_iter_,
-            "converged": self.converged_,
-            "moving": self.moving_,
+            **{name: getattr(self, f"{name}_") for name in same},
             "warnings": self._warnings(),
         }
 
     def _warnings(self) -> list[str]:
-        found: list[str] = []
-        if self.kept_anchor_:
-            found.append(f"Batch calibration was kept: {self.kept_anchor_}.")
-        if self.separation_ < 1:
-            found.append(
-                f"Two labels lie {self.separation_:.2f} standard deviations apart, too close to tell them apart."
-            )
-        if self.skew_ > 0.2:
-            found.append(f"{self.skew_:.0%} of the predictions lie elsewhere than the anchor expects.")
-        if self.estimated_accuracy_ < 1.2 / self.n_labels_:
-            found.append(f"The estimated accuracy is {self.estimated_accuracy_:.0%}, about chance.")
-        if self.moving_ and not self.converged_:
-            found.append(f"EM ended after {self.n_iter_} steps, while {self.moving_:.1%} of the labels still changed.")
-        return found
+        known = {
+            f"Batch calibration was kept: {self.kept_anchor_}.": self.kept_anchor_,
+            f"Two labels lie {self.separation_:.2f} standard deviations apart, too close to tell them apart.": (
+                self.separation_ < 1
+            ),
+            f"{self.skew_:.0%} of the predictions lie elsewhere than the anchor expects.": self.skew_ > 0.2,
+            f"The estimated accuracy is {self.estimated_accuracy_:.0%}, about chance.": (
+                self.estimated_accuracy_ < 1.2 / self.n_labels_
+            ),
+            f"EM ended after {self.n_iter_} steps, while {self.moving_:.1%} of the labels still changed.": (
+                self.moving_ and not self.converged_
+            ),
+        }
+        return [sentence for sentence, holds in known.items() if holds]
 
 
 class RepresentationCalibrator(AnchoredCalibrator):
@@ -409,15 +373,12 @@ class RepresentationCalibrator(AnchoredCalibrator):
         self.n_components = n_components
 
     def _fit(self, scores: Array, layers: Array) -> None:  # type: ignore[override]
-        n_layers, n, width = layers.shape
+        _, n, width = layers.shape
         size = max(1, min(self.n_components, n // ROWS_PER_COMPONENT, width))
-        reduced = [principal_components(unit_scale(layer), size) for layer in layers]
-        view = np.hstack([components for components, _, _ in reduced])
-        (coef,) = self._fit_views(scores, [view])
-        parts = np.split(coef, n_layers)
-        self.layer_coef_ = np.stack([axes @ part for (_, axes, _), part in zip(reduced, parts, strict=True)])
-        means = np.stack([mean for _, _, mean in reduced])
-        self.intercept_ = self.intercept_ - np.einsum("lw,lwk->k", means, self.layer_coef_)
+        components, axes, means = zip(*(principal_components(unit_scale(layer), size) for layer in layers), strict=True)
+        (coef,) = self._fit_views(scores, [np.hstack(components)])
+        self.layer_coef_ = np.stack([a @ part for a, part in zip(axes, np.split(coef, len(layers)), strict=True)])
+        self.intercept_ = self.intercept_ - np.einsum("lw,lwk->k", np.stack(means), self.layer_coef_)
 
     def _calibrate(self, scores: Array, layers: Array) -> Array:  # type: ignore[override]
         if layers.shape[::2] != self.layer_coef_.shape[:2]:
@@ -430,9 +391,6 @@ class RepresentationCalibrator(AnchoredCalibrator):
     def _blank_document(self) -> tuple[Array, ...]:
         n_layers, width, _ = self.layer_coef_.shape
         return (*super()._blank_document(), np.ones((n_layers, 1, width)))
-
-    def _weight(self, n_labels: int) -> float:
-        return 1.0
 
 
 def _log_ratios(log_proba: Array) -> Array:
@@ -453,10 +411,10 @@ def _anchor_shift(log_proba: Array, shares: Array) -> Array:
     return shift
 
 
-def _temperature(logits: Array, anchor: Array) -> float:
+def _temperature(logits: Array, admitted: float) -> float:
     """Without labels: mean confidence halfway between what the mixture claims and what the anchor admits."""
     claimed = _confidence(logits)
-    wanted = (claimed + float(anchor.max(axis=1).mean())) / 2
+    wanted = (claimed + admitted) / 2
     return 1.0 if claimed <= wanted else brentq(lambda factor: _confidence(factor * logits) - wanted, 0.0, 1.0)
 
 

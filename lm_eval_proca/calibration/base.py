@@ -109,20 +109,13 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):
             The label words, one per column; a saved calibrator can then be applied to columns by their names.
         origin : mapping, optional
             Where the scores come from (task, model, ...), as JSON can hold it; it is kept and saved, nothing more.
-
-        Returns
-        -------
-        self : object
-            The fitted calibrator.
         """
         self.check_params()
         scores = self._checked(X, reset=True)
-        if labels is None:
-            labels = getattr(self, "feature_names_in_", None)
-        words = check_labels(labels, scores.shape[1])
-        self._fit(scores, *self._representations(representations, len(scores)))
-        self.n_rows_, n_labels = scores.shape
-        self.labels_, self.origin_ = words, dict(origin or {})
+        n_rows, n_labels = scores.shape
+        words = check_labels(getattr(self, "feature_names_in_", None) if labels is None else labels, n_labels)
+        self._fit(scores, *self._representations(representations, n_rows))
+        self.n_rows_, self.labels_, self.origin_ = n_rows, words, dict(origin or {})
         self.classes_ = np.arange(n_labels)
         return self
 
@@ -142,24 +135,13 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):
         return len(self.classes_)
 
     def predict_log_proba(self, X: Any, *, representations: Any = None) -> Array:
-        """Calibrated log-probabilities of the labels.
+        """Calibrated log-probabilities of the labels, (n_documents, n_labels); the exponentials of a row sum to one.
 
-        Parameters
-        ----------
-        X : array-like of shape (n_documents, n_labels)
-            Log-likelihoods of the labels.
-        representations : array-like of shape (n_layers, n_documents, width), optional
-            Hidden states of the same documents, for calibrators that use them.
-
-        Returns
-        -------
-        log_proba : ndarray of shape (n_documents, n_labels)
-            The exponentials of each row sum to one.
+        `X` and `representations` are as in :meth:`fit`.
         """
         check_is_fitted(self)
         scores = self._checked(X, reset=False)
-        further = self._representations(representations, len(scores))
-        return log_softmax(self._calibrate(scores, *further), axis=1)
+        return log_softmax(self._calibrate(scores, *self._representations(representations, len(scores))), axis=1)
 
     def predict_proba(self, X: Any, *, representations: Any = None) -> Array:
         """Calibrated probabilities of the labels, each row summing to one: exp of :meth:`predict_log_proba`."""
@@ -167,8 +149,7 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):
 
     def predict(self, X: Any, *, representations: Any = None) -> NDArray[np.int64]:
         """Index of the most probable label of each document, by :meth:`predict_log_proba`."""
-        best = self.predict_log_proba(X, representations=representations).argmax(axis=1)
-        return self.classes_[best]
+        return self.predict_log_proba(X, representations=representations).argmax(axis=1)
 
     def fit_report(self) -> dict[str, Any]:
         """What happened during :meth:`fit`, ready for JSON."""
@@ -207,16 +188,8 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):
     def _checked(self, X: Any, *, reset: bool) -> Array:
         """Scores as a float64 array, in the columns of the fit, or an error that says what cannot be used."""
         try:
-            scores = validate_data(
-                self,
-                X,
-                reset=reset,
-                dtype=np.float64,
-                order="C",
-                ensure_min_samples=1 if reset else 0,
-                ensure_min_features=2 if reset else 1,
-                ensure_all_finite=False,
-            )
+            least = {"ensure_min_samples": 1, "ensure_min_features": 2} if reset else {"ensure_min_samples": 0}
+            scores = validate_data(self, X, reset=reset, dtype=np.float64, order="C", ensure_all_finite=False, **least)
         except ValueError as error:
             raise CalibrationError(" ".join(str(error).split())) from None
         unusable = np.argwhere(~np.isfinite(scores))

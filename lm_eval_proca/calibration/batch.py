@@ -20,8 +20,6 @@ class BatchCalibrator(Calibrator):
     ----------
     mean_log_proba_ : ndarray of shape (n_labels,)
         Mean log-probability of each label.
-    n_labels_, n_rows_ : int
-        Labels and documents seen during :meth:`fit`.
 
     Examples
     --------

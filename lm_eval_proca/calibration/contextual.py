@@ -20,8 +20,6 @@ class ContextualCalibrator(Calibrator):
     ----------
     content_free_log_proba_ : ndarray of shape (n_labels,)
         log p_cf.
-    n_labels_, n_rows_ : int
-        Labels and content-free documents seen during :meth:`fit`.
 
     Examples
     --------

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,71 +42,36 @@ _SLICE_SIZE = 2**17
 class GaussianMixtures:
     """One fitted mixture per restart, clusters in the order of the restart's k-means start.
 
-    Attributes
-    ----------
-    weights : ndarray of shape (n_restarts, n_components)
-    means : ndarray of shape (n_restarts, n_components, n_features)
-    covariances : ndarray of shape (n_restarts, ...), each as in :class:`sklearn.mixture.GaussianMixture`
-    lower_bounds : ndarray of shape (n_restarts,)
-        Mean log-likelihood of a row, as of the last E-step.
-    n_iter : int ndarray of shape (n_restarts,)
-    converged, failed : bool ndarrays of shape (n_restarts,)
-        A restart fails where scikit-learn raises, because a covariance is not positive definite; its numbers are NaN.
+    A restart fails where scikit-learn raises, because a covariance is not positive definite; its numbers are NaN.
     """
 
-    weights: Array
-    means: Array
-    covariances: Array
-    lower_bounds: Array
+    weights: Array  # (n_restarts, n_components)
+    means: Array  # (n_restarts, n_components, n_features)
+    covariances: Array  # (n_restarts, ...), each as in GaussianMixture
+    lower_bounds: Array  # mean log-likelihood of a row, as of the last E-step
     n_iter: NDArray[np.int64]
     converged: NDArray[np.bool_]
     failed: NDArray[np.bool_]
 
 
-def fit_gaussian_mixtures(
-    x: Array,
-    n_components: int,
-    *,
-    seeds: Sequence[int],
-    max_iter: int = 100,
-    tol: float = 1e-3,
-    reg_covar: float = 1e-6,
-    covariance_type: str = "full",
-) -> GaussianMixtures:
-    """Fit one Gaussian mixture per seed by EM.
+def fit_gaussian_mixtures(x: Array, n_components: int, *, seeds: Sequence[int], **params: Any) -> GaussianMixtures:
+    """Fit one Gaussian mixture per seed by EM, each to all rows of `x`.
 
-    Parameters
-    ----------
-    x : ndarray of shape (n_rows, n_features)
-    n_components : int
-    seeds : sequence of int
-        One restart each.
-    max_iter, tol, reg_covar, covariance_type
-        As in :class:`sklearn.mixture.GaussianMixture`; covariance_type is "full", "tied" or "diag". Where reg_covar is
-        below about 1e-11 of the largest squared distance of a row from the mean of all, monomials would lose the digits
-        that matter, and the restarts run one by one in scikit-learn.
-
-    Returns
-    -------
-    mixtures : GaussianMixtures
+    `params` are max_iter, tol, reg_covar and covariance_type ("full", "tied" or "diag") of
+    :class:`sklearn.mixture.GaussianMixture`. Where reg_covar is below about 1e-11 of the largest squared distance of a
+    row from the mean of all, monomials would lose the digits that matter: scikit-learn itself runs the restarts.
     """
-    n_restarts, n_features = len(seeds), x.shape[1]
-    covariance_shape = {
-        "full": (n_components, n_features, n_features),
-        "tied": (n_features, n_features),
-        "diag": (n_components, n_features),
-    }[covariance_type]
+    mixture = GaussianMixture(n_components, **params)
+    n, k, d = len(seeds), n_components, x.shape[1]
+    covariance_shape = {"full": (n, k, d, d), "tied": (n, d, d), "diag": (n, k, d)}[mixture.covariance_type]
     mixtures = GaussianMixtures(
-        weights=np.full((n_restarts, n_components), np.nan),
-        means=np.full((n_restarts, n_components, n_features), np.nan),
-        covariances=np.full((n_restarts, *covariance_shape), np.nan),
-        lower_bounds=np.full(n_restarts, np.nan),
-        n_iter=np.zeros(n_restarts, dtype=np.int64),
-        converged=np.zeros(n_restarts, dtype=bool),
-        failed=np.ones(n_restarts, dtype=bool),
-    )
-    mixture = GaussianMixture(
-        n_components, max_iter=max_iter, tol=tol, reg_covar=reg_covar, covariance_type=covariance_type
+        weights=np.full((n, k), np.nan),
+        means=np.full((n, k, d), np.nan),
+        covariances=np.full(covariance_shape, np.nan),
+        lower_bounds=np.full(n, np.nan),
+        n_iter=np.zeros(n, dtype=np.int64),
+        converged=np.zeros(n, dtype=bool),
+        failed=np.ones(n, dtype=bool),
     )
     em = _BatchedEM(x, mixture)
     with warnings.catch_warnings():
@@ -152,22 +118,19 @@ def kmeans_starts(x: Array, n_components: int, seeds: Sequence[int]) -> NDArray[
 def log_densities(x: Array, means: Array, covariances: Array, covariance_type: str) -> Array:
     """log P_G(x | mu_n, Sigma_n) of every row under every cluster, (n_rows, n_components): Equation (1)."""
     n_components, n_features = means.shape
+    if covariance_type == "diag":
+        covariances = covariances[..., np.newaxis] * np.eye(n_features)
+    factors = np.broadcast_to(np.linalg.cholesky(covariances), (n_components, n_features, n_features))
     densities = np.empty((len(x), n_components))
-    for n in range(n_components):
-        if covariance_type == "diag":
-            factor = np.diag(np.sqrt(covariances[n]))
-        else:
-            factor = np.linalg.cholesky(covariances if covariance_type == "tied" else covariances[n])
+    for n, factor in enumerate(factors):
         standardised = solve_triangular(factor, (x - means[n]).T, lower=True)
         densities[:, n] = -0.5 * np.square(standardised).sum(axis=0) - np.log(np.diagonal(factor)).sum()
     return densities - 0.5 * n_features * np.log(2 * np.pi)
 
 
 class _BatchedEM:
-    """EM of many mixtures on the same rows, in coordinates whose zero is the mean of the rows.
-
-    Products of coordinates keep more digits there. All mixtures have the parameters of `mixture`.
-    """
+    """EM of many mixtures with the parameters of `mixture`. The zero of the coordinates is the mean of the rows: their
+    products keep more digits there."""
 
     def __init__(self, x: Array, mixture: GaussianMixture) -> None:
         self.n_components, self.n_features = mixture.n_components, x.shape[1]
@@ -234,7 +197,11 @@ class _BatchedEM:
         means = (sums - _PSEUDO_COUNT * self.centre) / counts  # the data's own zero is at -centre
         # sum r (x - mu)(x - mu)^T / counts, where the r of an all but empty cluster do not add up to `counts`
         crossed = ((sums - 0.5 * rows * means) / counts)[..., :, np.newaxis] * means[..., np.newaxis, :]
-        covariances = self._unpack(products / counts) - crossed - crossed.swapaxes(2, 3)
+        covariances = np.empty_like(crossed)
+        first, second = self.pairs  # of the upper triangle
+        covariances[..., first, second] = covariances[..., second, first] = products / counts
+        covariances -= crossed
+        covariances -= crossed.swapaxes(2, 3)
         if self.covariance_type == "tied":
             covariances = (weights[..., np.newaxis, np.newaxis] * covariances).sum(axis=1, keepdims=True)
         diagonal = np.einsum("rkii->rki", covariances)
@@ -243,13 +210,6 @@ class _BatchedEM:
             covariances = diagonal[..., np.newaxis] * np.eye(self.n_features)
         reported = {"full": covariances, "tied": covariances[:, 0], "diag": diagonal}[self.covariance_type]
         return self._theta(weights, means, covariances), (weights, means + self.centre, reported)
-
-    def _unpack(self, products: Array) -> Array:
-        """Symmetric matrices from their upper triangles."""
-        matrices = np.empty((*products.shape[:-1], self.n_features, self.n_features))
-        first, second = self.pairs
-        matrices[..., first, second] = matrices[..., second, first] = products
-        return matrices
 
     def _theta(self, weights: Array, means: Array, covariances: Array) -> Array:
         factors: Array = np.linalg.cholesky(covariances)  # exists: reg_covar is far above rounding here

@@ -69,8 +69,6 @@ class PrototypicalCalibrator(Calibrator):
         Best assignment score and mean log-likelihood of a document for each restart, NaN for a failed one.
     n_iter_, converged_ : ndarrays of shape (n_init,)
         EM steps of each restart, and whether it converged.
-    n_labels_, n_rows_ : int
-        Labels and documents seen during :meth:`fit`.
 
     Examples
     --------
@@ -145,21 +143,16 @@ class PrototypicalCalibrator(Calibrator):
                 f"All {self.n_init} restarts ended in a covariance that is not positive definite; give documents whose "
                 f"scores differ more, or a reg_covar above {self.reg_covar}."
             )
-        fitted = ~mixtures.failed
-        assignments = {int(r): assign(mixtures.means[r]) for r in np.flatnonzero(fitted)}
         self.assignment_scores_ = np.full(self.n_init, np.nan)
-        for r, assignment in assignments.items():
-            self.assignment_scores_[r] = assignment_score(mixtures.means[r], assignment)
-        self.lower_bounds_ = mixtures.lower_bounds
-        self.n_iter_ = mixtures.n_iter
-        self.converged_ = mixtures.converged
+        for r in np.flatnonzero(~mixtures.failed):
+            self.assignment_scores_[r] = assignment_score(mixtures.means[r], assign(mixtures.means[r]))
+        self.lower_bounds_, self.n_iter_, self.converged_ = mixtures.lower_bounds, mixtures.n_iter, mixtures.converged
 
         # Equation (6), or by likelihood
         criterion = self.assignment_scores_ if self.selection == "assignment" else self.lower_bounds_
-        best = int(np.nanargmax(criterion))
+        best = self.restart_ = int(np.nanargmax(criterion))
         means = mixtures.means[best]
-        self.restart_ = best
-        self.assignment_ = assignments[best]
+        self.assignment_ = assign(means)
         self.assignment_score_ = float(self.assignment_scores_[best])
         self.assignment_margin_ = self.assignment_score_ - second_best_score(means, self.assignment_)
 

@@ -53,14 +53,7 @@ def save_calibrator(calibrator: Calibrator, path: str | os.PathLike[str]) -> Non
 def load_calibrator(path: str | os.PathLike[str]) -> Calibrator:
     """Read a calibrator written by :meth:`Calibrator.save`.
 
-    Parameters
-    ----------
-    path : path-like
-
-    Returns
-    -------
-    calibrator : Calibrator
-        Predicts exactly what the saved one predicts, and knows its ``labels_`` and ``origin_`` if the saved one did.
+    It predicts exactly what the saved one predicts, and knows its ``labels_`` and ``origin_`` if the saved one did.
 
     Examples
     --------
@@ -82,10 +75,8 @@ def load_calibrator(path: str | os.PathLike[str]) -> Calibrator:
         raise _refusal(path, "is damaged or not a calibrator file") from None
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise _refusal(path, "is not a calibrator file")
-    if document.get("format_version") != FORMAT_VERSION:
-        raise _refusal(
-            path, f"has format version {document.get('format_version')!r} and this lm-eval-proca reads {FORMAT_VERSION}"
-        )
+    if (version := document.get("format_version")) != FORMAT_VERSION:
+        raise _refusal(path, f"has format version {version!r} and this lm-eval-proca reads {FORMAT_VERSION}")
     try:
         calibrator = make_calibrator(document["calibrator"], document["params"])
         for key, value in document["fitted"].items():

@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import threading
+import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import requests
@@ -23,23 +24,13 @@ from lm_eval.models.openai_completions import LocalCompletionsAPI
 from requests.adapters import HTTPAdapter
 
 from lm_eval_proca.errors import ModelError
-from lm_eval_proca.models.engine import EngineLM
-from lm_eval_proca.models.next_tokens import Prediction, Question
+from lm_eval_proca.models.engine import EngineLM, Prediction, Question
 from lm_eval_proca.models.sharing import CannotShare, LogLikelihood, TokenizedRequest, logger
 
 FIRST_VERSION = "0.26"
 TOKEN = "token_id:"
 PATIENCE = 20
 """Seconds to wait for a server that is asked what it serves."""
-NO_SERVER = (
-    requests.ConnectionError,
-    requests.Timeout,
-    requests.exceptions.InvalidURL,
-    requests.exceptions.MissingSchema,
-    requests.exceptions.InvalidSchema,
-)
-
-
 NOT_JSON = (json.JSONDecodeError, requests.exceptions.JSONDecodeError, UnicodeDecodeError, ContentTypeError)
 
 
@@ -65,8 +56,7 @@ class CompletionsSharedPrefixLM(EngineLM, LocalCompletionsAPI):
         self._session = requests.Session()
         for scheme in ("http://", "https://"):
             self._session.mount(scheme, HTTPAdapter(pool_maxsize=max(1, self._concurrent)))
-        self._count = threading.Lock()
-        self._requests_sent = self._requests_answered = self._bytes_sent = 0
+        self._requests_answered = 0
 
     def _stock(self, requests: list[TokenizedRequest], disable_tqdm: bool, **options: Any) -> list[LogLikelihood]:
         with self._in_a_sentence():
@@ -94,7 +84,10 @@ class CompletionsSharedPrefixLM(EngineLM, LocalCompletionsAPI):
             scored = [len(choice["logprobs"]["token_logprobs"]) for choice in choices]
             answers = super().parse_logprobs(outputs=answer, ctxlens=ctxlens)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise self._without_log_probabilities() from error
+            raise ModelError(
+                f"The server at {self.base_url} returns no log-probabilities (logprobs=1), and classification needs "
+                "them: start it so that it does, or use a server that has them, such as `vllm serve`."
+            ) from error
         if self.tokenized_requests and any(n <= len(prompt) for n, prompt in zip(scored, tokens, strict=True)):
             raise ModelError(
                 f"The server at {self.base_url} does not score the tokens of a prompt (echo=True), and classification "
@@ -103,18 +96,17 @@ class CompletionsSharedPrefixLM(EngineLM, LocalCompletionsAPI):
         return answers
 
     def parse_generations(self, outputs: Any, contexts: Sequence[Any] | None = None, **kwargs: Any) -> list[str]:  # type: ignore[override]
-        if not all("text" in choice for choice in self._choices(outputs, None if contexts is None else len(contexts))):
+        choices = self._choices(outputs, None if contexts is None else len(contexts))
+        if not all("text" in choice for choice in choices):
             raise self._not_completions(outputs)
-        return super().parse_generations(outputs=outputs)
+        return [choice["text"] for choice in choices]
 
     def _choices(self, answer: Any, prompts: int | None) -> list[dict[str, Any]]:
         """The choices of an answer in the order of its prompts, as many as there are prompts where that is known."""
-        try:
+        with suppress(KeyError, TypeError):
             choices = sorted(answer["choices"], key=lambda choice: choice["index"])
             if [choice["index"] for choice in choices] == list(range(len(choices) if prompts is None else prompts)):
                 return choices
-        except (KeyError, TypeError):
-            pass
         raise self._not_completions(answer)
 
     @contextmanager
@@ -128,23 +120,23 @@ class CompletionsSharedPrefixLM(EngineLM, LocalCompletionsAPI):
     def _predictions(self, asked: Sequence[Question]) -> Iterator[tuple[int, Prediction]]:
         if not self.tokenized_requests:
             raise CannotShare("tokenized_requests=False asks to send text, and text cannot be continued by tokens")
-        sent, size = self._requests_sent, self._bytes_sent
         batches = _batches(asked, max(1, self._batch_size))
+        sent = 0
         with ThreadPoolExecutor(max(1, self._concurrent)) as pool:
             answers = {pool.submit(self._ask, [asked[place] for place in places]): places for places in batches}
             try:
                 for answer in as_completed(answers):
-                    yield from zip(answers[answer], answer.result(), strict=True)
+                    predictions, size = answer.result()
+                    self._requests_answered += 1
+                    sent += size
+                    yield from zip(answers[answer], predictions, strict=True)
             finally:
                 pool.shutdown(cancel_futures=True)
-        logger.info(
-            f"{self.NAME}: {self._requests_sent - sent} HTTP requests with {len(asked)} prompts, "
-            f"{self._bytes_sent - size} bytes sent."
-        )
+        logger.info(f"{self.NAME}: {len(batches)} HTTP requests with {len(asked)} prompts, {sent} bytes sent.")
 
-    def _ask(self, batch: Sequence[Question]) -> list[Prediction]:
-        """One request for prompts that want the same tokens."""
-        answer = self._post(
+    def _ask(self, batch: Sequence[Question]) -> tuple[Sequence[Prediction], int]:
+        """The answer to one request, for prompts that want the same tokens, and the bytes of the request."""
+        body = json.dumps(
             {
                 "model": self.model,
                 "prompt": [question.prompt.tolist() for question in batch],
@@ -156,48 +148,35 @@ class CompletionsSharedPrefixLM(EngineLM, LocalCompletionsAPI):
                 "logprob_token_ids": batch[0].tokens,
                 "return_tokens_as_token_ids": True,
             }
-        )
-        found: list[Any] = [choice.get("logprobs") for choice in self._choices(answer, len(batch))]
-        if not all(isinstance(each, dict) for each in found):
-            raise self._without_log_probabilities()
+        ).encode()
+        choices = self._choices(self._post(body), len(batch))
         try:
-            behind = [each["top_logprobs"][0] for each in found]
-            predictions: list[Prediction] = [
-                {int(token.removeprefix(TOKEN)): value for token, value in each.items()} for each in behind
-            ]
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError):
+            found = [choice["logprobs"]["top_logprobs"][0].items() for choice in choices]
+            predictions = [{int(token.removeprefix(TOKEN)): float(value) for token, value in each} for each in found]
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError):  # stock asks, and says what is missing
             raise CannotShare(
                 "the server does not return the log-probabilities of chosen tokens, as vLLM does from "
                 f"{FIRST_VERSION} on"
             ) from None
-        if not all(isinstance(value, int | float) for each in predictions for value in each.values()):
-            raise self._without_log_probabilities()
-        return predictions
+        return predictions, len(body)
 
-    def _post(self, payload: dict[str, Any]) -> Any:
+    def _post(self, body: bytes) -> Any:
         """The server's answer, asked for `max_retries` times where the connection or the server fails."""
-        body = json.dumps(payload).encode()
         headers = {**self.header, "Content-Type": "application/json"}
-        with self._count:
-            self._requests_sent += 1
-            self._bytes_sent += len(body)
-        for attempt in range(1, max(1, self.max_retries) + 1):
+        for attempt in range(max(1, self.max_retries)):
+            if attempt:
+                time.sleep(min(10, 2 ** (attempt - 1)))
             try:
                 response = self._session.post(
                     self.base_url, data=body, headers=headers, verify=self.verify_certificate, timeout=self.timeout
                 )
                 if response.ok:
-                    answer = response.json()
-                    with self._count:
-                        self._requests_answered += 1
-                    return answer
+                    return response.json()
                 problem: requests.RequestException = requests.HTTPError(_message(response), response=response)
                 if response.status_code < 500 and response.status_code != 429:
                     break
             except requests.RequestException as error:
                 problem = error
-            if attempt < self.max_retries:
-                threading.Event().wait(min(10, 2 ** (attempt - 1)))
         status = _status(problem)
         if status == 404:
             raise _wrong_model(self.base_url, self.model, self._served)
@@ -225,24 +204,13 @@ class CompletionsSharedPrefixLM(EngineLM, LocalCompletionsAPI):
             "/v1/completions, and repeat the command; --use_cache keeps the answers for that."
         )
 
-    def _without_log_probabilities(self) -> ModelError:
-        return ModelError(
-            f"The server at {self.base_url} returns no log-probabilities (logprobs=1), and classification needs them: "
-            "start it so that it does, or use a server that has them, such as `vllm serve`."
-        )
-
 
 def _batches(asked: Sequence[Question], size: int) -> list[list[int]]:
     """Places of questions that want the same tokens, in order, at most `size` together."""
-    batches: list[list[int]] = []
-    filling: dict[tuple[int, ...], list[int]] = {}
+    places: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for place, question in enumerate(asked):
-        tokens = tuple(question.tokens)
-        if len(filling.get(tokens, ())) in (0, size):
-            filling[tokens] = []
-            batches.append(filling[tokens])
-        filling[tokens].append(place)
-    return batches
+        places[tuple(question.tokens)].append(place)
+    return sorted(alike[start : start + size] for alike in places.values() for start in range(0, len(alike), size))
 
 
 def _served_models(base_url: str, header: dict[str, str] | None, verify: bool) -> list[str]:
@@ -250,14 +218,14 @@ def _served_models(base_url: str, header: dict[str, str] | None, verify: bool) -
     url = base_url.removesuffix("/").removesuffix("/completions") + "/models"
     header = header or {"Authorization": f"Bearer {os.environ.get('OPENAI_API_KEY', '')}"}
     try:
-        models = requests.get(url, headers=header, verify=verify, timeout=PATIENCE).json()["data"]
-        return [str(model["id"]) for model in models if model.get("owned_by") == "vllm"]
-    except NO_SERVER as error:
+        response = requests.get(url, headers=header, verify=verify, timeout=PATIENCE)
+    except requests.RequestException as error:
         raise ModelError(
             f"There is no server at {base_url} ({_reason(error)}): start it, or correct base_url in --model_args."
         ) from error
-    except (requests.RequestException, KeyError, TypeError, AttributeError):
-        return []
+    with suppress(ValueError, KeyError, TypeError, AttributeError):
+        return [str(model["id"]) for model in response.json()["data"] if model.get("owned_by") == "vllm"]
+    return []
 
 
 def _wrong_model(base_url: str, model: str | None, served: Sequence[str]) -> ModelError:

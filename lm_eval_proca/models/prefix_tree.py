@@ -13,7 +13,7 @@ prefixes of neighbours are all one has to know of it:
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
@@ -77,6 +77,10 @@ class PromptTree:
     @classmethod
     def of(cls, branch: Branch) -> PromptTree:
         return cls([branch], len(branch), branch.first_scored, len(branch) - branch.first_scored)
+
+    def shared_with(self, following: PromptTree) -> int:
+        """Tokens of the beginning that the next tree in lexicographic order has as well."""
+        return common_prefix(self.branches[-1].tokens, following.branches[0].tokens)
 
     def takes(self, branch: Branch, limits: Limits) -> bool:
         """Add the branch if it shares a whole context with the one before it and the pass stays within its limits."""
@@ -176,21 +180,16 @@ class Pass:
             line[: len(row)] = row
         return padded
 
-    def ancestry(self) -> NDArray[np.bool_]:
-        """Which tokens each token of a row follows, itself included: (rows, tokens, tokens)."""
-        count, width = self.shape
-        follows = np.broadcast_to(np.eye(width, dtype=bool), (count, width, width)).copy()
-        for matrix, row in zip(follows, self.rows, strict=True):
-            for ancestors, start, stop in row.chains:
-                matrix[start:stop, ancestors] = True
-                matrix[start:stop, start:stop] = np.tri(stop - start, dtype=bool)
-        return follows
-
     def visible(self, prefix: int, window: int | None = None) -> NDArray[np.bool_]:
         """What each token attends to, (rows, tokens, prefix + tokens): all that it follows, itself included, or of that
         the last `window` tokens."""
         count, width = self.shape
-        seen = np.concatenate([np.ones((count, width, prefix), bool), self.ancestry()], axis=2)
+        seen = np.ones((count, width, prefix + width), bool)
+        seen[:, :, prefix:] = np.eye(width)
+        for follows, row in zip(seen[:, :, prefix:], self.rows, strict=True):
+            for ancestors, start, stop in row.chains:
+                follows[start:stop, ancestors] = True
+                follows[start:stop, start:stop] = np.tri(stop - start)
         if window is not None:
             positions = self.positions()
             keys = np.hstack([np.tile(np.arange(prefix), (count, 1)), positions])
@@ -266,16 +265,14 @@ def _rows(trees: Iterable[PromptTree], prefix: int, limits: Limits) -> Iterator[
     row: list[PromptTree] = []
     size = scored = 0
     for tree in trees:
-        shared = prefix
-        if row:
-            shared = max(prefix, common_prefix(row[-1].branches[-1].tokens, tree.branches[0].tokens))
-            if (
-                size + tree.size - shared > limits.row(prefix)
-                or scored + tree.scored > limits.scored
-                or len(row) == limits.prompts
-            ):
-                yield Row.of(row, prefix)
-                row, size, scored, shared = [], 0, 0, prefix
+        shared = max(prefix, row[-1].shared_with(tree)) if row else prefix
+        if row and (
+            size + tree.size - shared > limits.row(prefix)
+            or scored + tree.scored > limits.scored
+            or len(row) == limits.prompts
+        ):
+            yield Row.of(row, prefix)
+            row, size, scored, shared = [], 0, 0, prefix
         row.append(tree)
         size, scored = size + tree.size - shared, scored + tree.scored
     if row:
@@ -302,32 +299,31 @@ def _passes(rows: Iterable[Row], limits: Limits) -> Iterator[Pass]:
         yield Pass(together)
 
 
-@dataclass
-class _Node:
-    """A run of prompt trees that begin alike; a single tree is a node without children."""
+class _Run(NamedTuple):
+    """Neighbouring prompt trees, and the cheapest way to compute them: prefixes to cache, each with the trees behind
+    it; a prefix of 0 is none."""
 
-    prefix: int
-    tree: PromptTree | None = None
-    trees: int = 0
-    tokens: int = 0
-    cost: int = 0  # tokens to compute at best
-    cached: bool = False  # whether a cache of this node's prefix is part of the best
-    children: list[_Node] = field(default_factory=list)
-
-    def add(self, child: _Node) -> None:
-        self.children.append(child)
-        self.trees += child.trees
-        self.tokens += child.tokens
+    trees: list[PromptTree]
+    tokens: int
+    cost: int  # tokens to compute
+    groups: list[tuple[int, list[PromptTree]]]
 
     def behind(self, prefix: int) -> int:
         """Tokens to compute when `prefix` of them are cached for every tree."""
-        return self.tokens - self.trees * prefix
+        return self.tokens - len(self.trees) * prefix
 
-    def close(self, pass_cost: int) -> None:
-        apart = sum(child.cost for child in self.children)
-        together = sum(min(child.cost, child.behind(self.prefix)) for child in self.children)
-        self.cached = self.prefix + pass_cost + together < apart
-        self.cost = self.prefix + pass_cost + together if self.cached else apart
+
+def _joined(parts: Sequence[_Run], prefix: int, pass_cost: int) -> _Run:
+    """Runs that all begin with `prefix` tokens; these are cached if that saves more than a pass."""
+    trees = [tree for part in parts for tree in part.trees]
+    inside = [part for part in parts if part.behind(prefix) <= part.cost]
+    others = [part for part in parts if part.behind(prefix) > part.cost]
+    cost = prefix + pass_cost + sum(part.behind(prefix) for part in inside) + sum(part.cost for part in others)
+    groups = [(prefix, [tree for part in inside for tree in part.trees])]
+    if (apart := sum(part.cost for part in parts)) <= cost:
+        cost, groups, others = apart, [], list(parts)
+    groups += [group for part in others for group in part.groups]
+    return _Run(trees, sum(part.tokens for part in parts), cost, groups)
 
 
 def _groups(trees: Sequence[PromptTree], limits: Limits) -> list[tuple[int, list[PromptTree]]]:
@@ -338,36 +334,17 @@ def _groups(trees: Sequence[PromptTree], limits: Limits) -> list[tuple[int, list
     """
     if not trees:
         return []
-    shared = [
-        min(common_prefix(a.branches[-1].tokens, b.branches[0].tokens), a.first_scored, b.first_scored)
-        for a, b in pairwise(trees)
-    ]
-    root = _Node(prefix=0)
-    stack = [root]  # the nodes still open: each within the one before
+    shared = [min(a.shared_with(b), a.first_scored, b.first_scored) for a, b in pairwise(trees)]
+    unfinished: list[tuple[int, list[_Run]]] = [(0, [])]  # prefixes and their runs, each within the one before
     for tree, prefix in zip(trees, [*shared, -1], strict=True):  # the prefix shared with the next tree
-        node = _Node(0, tree, 1, tree.size, tree.size)
-        while stack and stack[-1].prefix > prefix:
-            stack[-1].add(node)
-            node = stack.pop()
-            node.close(pass_cost=limits.tokens)
-        if stack:
-            if stack[-1].prefix < prefix:
-                stack.append(_Node(prefix))
-            stack[-1].add(node)
-
-    uncached: list[PromptTree] = []
-    groups = [(0, uncached)]
-    todo: list[tuple[_Node, tuple[int, list[PromptTree]] | None]] = [(root, None)]
-    while todo:  # depth first, so that every group keeps the lexicographic order
-        node, group = todo.pop()
-        if node.tree is not None:
-            (uncached if group is None else group[1]).append(node.tree)
-            continue
-        if group is None and node.cached:
-            group = (node.prefix, [])
-            groups.append(group)
-            inside = [child.behind(node.prefix) <= child.cost for child in node.children]
-        else:
-            inside = [group is not None] * len(node.children)
-        todo += [(child, group if stays else None) for child, stays in zip(node.children, inside, strict=True)][::-1]
-    return [group for group in groups if group[1]]
+        run = _Run([tree], tree.size, tree.size, [(0, [tree])])
+        while unfinished and unfinished[-1][0] > prefix:
+            common, parts = unfinished.pop()
+            run = _joined([*parts, run], common, limits.tokens)
+        if unfinished:
+            if unfinished[-1][0] < prefix:
+                unfinished.append((prefix, []))
+            unfinished[-1][1].append(run)
+    uncached = [tree for prefix, members in run.groups if not prefix for tree in members]
+    cached = [group for group in run.groups if group[0]]
+    return [(0, uncached), *cached] if uncached else cached

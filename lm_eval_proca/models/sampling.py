@@ -35,14 +35,12 @@ def can_decode(
     config = model.generation_config
     usual = {"output_attentions": False, "output_hidden_states": False, **config._get_default_generation_params()}
     chosen = {name for name, value in config.to_dict().items() if value is not None and value != usual.get(name)}
-    own_code = [
-        name
-        for name in ("generate", "prepare_inputs_for_generation", "_update_model_kwargs_for_generation")
-        if getattr(getattr(model, name, None), "__func__", None) is not getattr(GenerationMixin, name)
-    ]
     return (
         chosen | set(options) <= HONOURED
-        and not own_code
+        and all(
+            getattr(getattr(model, name, None), "__func__", None) is getattr(GenerationMixin, name)
+            for name in ("generate", "prepare_inputs_for_generation", "_update_model_kwargs_for_generation")
+        )
         and "cache_position" not in inspect.signature(model.forward).parameters
         and all(type(layer) is DynamicLayer for layer in DynamicCache(config=model.config).layers)
         and _ends_are_seen(tokenizer, stop, config.eos_token_id)

@@ -1,16 +1,14 @@
 """hf-shared-prefix: lm-eval's Hugging Face model, which computes every common beginning of prompts once.
 
 All requests of a classification task begin with the same instruction and demonstrations, and all labels of a document
-with the same prompt. Stock `hf` computes the whole prompt for every document, and logits at every position of it.
-Here a prefix tree of the requests (see `prefix_tree`) is computed instead: keys and values of a long common prefix
-once, then documents as short continuations of it, one after the other in a row. An attention mask lets each token see
-the prefix and its own ancestors, in layers of sliding attention only those within the window; position ids put it
-where it stands in its own prompt. The model's own forward pass computes logits, only where a prediction is wanted.
+with the same prompt. Stock `hf` computes all of that again for every document, and logits at every position. Here a
+prefix tree of the requests (see `prefix_tree`) is computed: keys and values of a long common prefix once, then
+documents as continuations of it, one after the other in a row. The attention mask lets each token see the prefix and
+its own ancestors, within the window of the layer; position ids put it where it stands in its own prompt.
 
 A model must do what mask, positions and cache ask of it. So where a row is of a new kind, or longer than all rows of
 its kind before, a plain pass over one of its requests must give the same log-probabilities. A common prefix is read by
-such a pass, which makes most checks free. If a check fails, HFLM's own method scores the requests and a log line says
-why.
+such a pass, which makes most checks free. If a check fails, stock scores the requests and a log line says why.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ import functools
 import math
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,8 +27,7 @@ import torch.nn.functional as F
 from lm_eval.api.instance import Instance
 from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
-from tqdm import tqdm
-from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer
 
 from lm_eval_proca.distributed import collective
 from lm_eval_proca.errors import ModelError
@@ -39,9 +36,8 @@ from lm_eval_proca.models.prefix_tree import Answer, Group, Limits, Pass, Reques
 from lm_eval_proca.models.sampling import can_decode, decoding_loop
 from lm_eval_proca.models.sharing import TOLERANCE, CannotShare, LogLikelihood, SharedPrefix, TokenizedRequest, logger
 
-# Measured on two CPU cores, for prefixes of 0 to 700 tokens; accelerators want larger passes.
-MAX_BATCH_TOKENS = {"cpu": 512}
-MAX_BATCH_TOKENS_ACCELERATOR = 4096
+# On a CPU measured with two cores, for prefixes of 0 to 700 tokens; accelerators want larger passes.
+MAX_BATCH_TOKENS_CPU, MAX_BATCH_TOKENS = 512, 4096
 # Elements of the largest logits tensor: 128 MiB in float32.
 MAX_LOGITS = 2**25
 
@@ -50,31 +46,8 @@ class CannotSlide(Exception):
     """CannotShare, of prompts that are longer than the model's attention window."""
 
 
-class OutOfMemory(Exception):
-    """A forward pass was too large for the memory that is free now; holds the error of the model."""
-
-
-class Predictions(NamedTuple):
-    """What a pass gives at the scored places of every row, one row after the other."""
-
-    log_probs: torch.Tensor
-    hidden_states: dict[Layer, torch.Tensor]  # of the layers that were asked for
-
-
-class Window(NamedTuple):
-    """Sliding attention: a token attends to `length` tokens, itself the last, in all layers or in some."""
-
-    length: int = sys.maxsize
-    in_all_layers: bool = False
-
-
-class Kind(NamedTuple):
-    """What a row asks of a model, apart from its length."""
-
-    plain: bool  # the usual mask and positions
-    cached: bool  # keys and values of a prefix
-    packed: bool  # several prompts
-    beyond_window: bool
+Kind = tuple[bool, bool, bool, bool]
+"""What a row asks of a model, apart from its length."""
 
 
 class PrefixLayer(DynamicLayer):
@@ -113,10 +86,11 @@ class SharedPrefixLM(SharedPrefix, HFLM):
     def __init__(self, pretrained: Any, max_batch_tokens: int | None = None, **kwargs: Any) -> None:
         super().__init__(pretrained, **kwargs)
         if max_batch_tokens is None:
-            max_batch_tokens = MAX_BATCH_TOKENS.get(self.device.type, MAX_BATCH_TOKENS_ACCELERATOR)
+            max_batch_tokens = MAX_BATCH_TOKENS_CPU if self.device.type == "cpu" else MAX_BATCH_TOKENS
         if max_batch_tokens < 1:
             raise ModelError(f"hf-shared-prefix: max_batch_tokens is {max_batch_tokens}, but must be at least 1.")
         self.max_batch_tokens = max_batch_tokens
+        self._longest_input = self.max_length + 1
         self._logits_checked = False
         self._checked: dict[Kind, int] = {}  # tokens of the longest row that was right, prefix included
         self._slides = True  # whether windows can be put into the masks
@@ -162,18 +136,17 @@ class SharedPrefixLM(SharedPrefix, HFLM):
 
     def _is_cut(self, context: Sequence[int], continuation: Sequence[int]) -> bool:
         if self.backend == "causal":
-            return len(context) + len(continuation) > self.max_length + 1
+            return super()._is_cut(context, continuation)
         return len(context) > self.max_length
 
-    def _answers(self, requests: list[TokenizedRequest], disable_tqdm: bool) -> Iterator[tuple[int, LogLikelihood]]:
-        """Answers, with the numbers of their requests, for all requests that can share."""
+    def _answers(self, requests: list[TokenizedRequest]) -> Iterator[tuple[int, LogLikelihood]]:
         longest = self._longest_shared_input()
         for layers in set(self._layers.values()):
             check_layers(layers, len(self._readers) - 1)
-        inputs = [self._input(*request) for request in requests]
+        inputs = [self._checked_input(*request) for request in requests]
         numbers = [number for number, request in enumerate(inputs) if len(request.tokens) <= longest]
         if len(numbers) < len(inputs):
-            self._say_once(
+            self._warn_once(
                 f"hf-shared-prefix scores {len(inputs) - len(numbers)} of {len(inputs)} requests like hf: beyond "
                 f"{longest} tokens this model's attention or positions depend on the length of the prompt."
             )
@@ -182,51 +155,37 @@ class SharedPrefixLM(SharedPrefix, HFLM):
             scored=max(1, MAX_LOGITS // self.vocab_size),
             prompts=None if self.batch_size == "auto" else self.batch_size,
         )
-        silent = disable_tqdm or self.rank != 0
-        with tqdm(total=len(numbers), disable=silent, desc="Running loglikelihood requests") as progress:
-            while numbers:
-                done: set[int] = set()
-                try:
-                    for number, answer in self._scored(plan(inputs, numbers, limits), inputs):
-                        if math.isnan(answer[0]) and limits.prompts != 1:
-                            continue  # perhaps a neighbour's: no mask stops it, as 0 x NaN is NaN
-                        self.cache_hook.add_partial("loglikelihood", requests[number][0], answer)
-                        progress.update(1)
-                        done.add(number)
-                        yield number, answer
-                    limits = limits._replace(prompts=1)  # for what is left
-                except OutOfMemory as error:
-                    if limits.tokens == 1:  # one request is too much: nothing is left to halve
-                        raise error.args[0] from None
-                    limits = limits.halved()
-                    logger.warning(f"hf-shared-prefix goes on with passes of {limits.tokens} tokens: {error}")
-                except CannotSlide as reason:
-                    self._slides = False
-                    self._say_once(
-                        f"hf-shared-prefix scores prompts of more than {self._window.length} tokens like hf: {reason}."
-                    )
-                    numbers = [number for number in numbers if len(inputs[number].tokens) <= self._window.length]
-                numbers = [number for number in numbers if number not in done]
+        while numbers:
+            done: set[int] = set()
+            try:
+                groups = plan(inputs, numbers, limits)
+                for number, answer in (found for group in groups for found in self._scored(group, inputs)):
+                    if math.isnan(answer[0]) and limits.prompts != 1:
+                        continue  # perhaps a neighbour's: no mask stops it, as 0 x NaN is NaN
+                    done.add(number)
+                    yield number, answer
+                limits = limits._replace(prompts=1)  # for what is left
+            except (RuntimeError, MemoryError) as error:
+                if not _is_out_of_memory(error) or limits.tokens == 1:  # one request is too much: nothing to halve
+                    raise
+                limits = limits.halved()
+                logger.warning(f"hf-shared-prefix goes on with passes of {limits.tokens} tokens: {error}")
+            except CannotSlide as reason:
+                self._slides = False
+                self._warn_once(
+                    f"hf-shared-prefix scores prompts of more than {self._window} tokens like hf: {reason}."
+                )
+                numbers = [number for number in numbers if len(inputs[number].tokens) <= self._window]
+            numbers = [number for number in numbers if number not in done]
 
-    def _input(self, text: tuple[str, str], context: list[int], continuation: list[int]) -> Request:
-        """A request, cut from the left as HFLM cuts it."""
-        request = Request((context + continuation)[-(self.max_length + 1) :][:-1], continuation)
+    def _checked_input(self, text: tuple[str, str], context: list[int], continuation: list[int]) -> Request:
+        request = self._input(context, continuation)
         if not context or not continuation or request.first_scored < 0:
             raise ModelError(
                 f"hf-shared-prefix: the request {text!r} has {len(context)} context and {len(continuation)} "
                 f"continuation tokens, but both must be there and the continuation at most {self.max_length} long."
             )
         return request
-
-    def _scored(self, groups: list[Group], requests: list[Request]) -> Iterator[tuple[int, LogLikelihood]]:
-        """The answers of all passes with the numbers of their requests; hidden states are kept."""
-        for group in groups:
-            for scored, (log_probs, states) in self._scored_passes(group, requests):
-                for answer in scored.answers:
-                    if layers := self._layers.get(answer.request):
-                        found = torch.stack([states[layer][answer.places[0]] for layer in layers])
-                        self._hidden_states[answer.request] = found.cpu().numpy()
-                yield from _read_answers(scored, log_probs, requests)
 
     def _longest_shared_input(self) -> int:
         """The length up to which inputs can share; CannotShare where a look at the model shows that none can."""
@@ -239,12 +198,11 @@ class SharedPrefixLM(SharedPrefix, HFLM):
             raise CannotShare(
                 f"our attention masks need attn_implementation=sdpa or eager, not {config._attn_implementation}"
             )
-        layers = DynamicCache(config=config).layers
-        if unknown := {type(layer).__name__ for layer in layers} - {"DynamicLayer", "DynamicSlidingWindowLayer"}:
+        layers = {type(layer).__name__ for layer in DynamicCache(config=config).layers}
+        if unknown := layers - {"DynamicLayer", "DynamicSlidingWindowLayer"}:
             raise CannotShare(f"its cache is not one of keys and values by position ({', '.join(sorted(unknown))})")
         # Windows that our masks cannot show, and chunks of attention: within them, attention is plain.
-        windows = [layer.sliding_window for layer in layers if isinstance(layer, DynamicSlidingWindowLayer)]
-        lengths = [length for length in windows if not self._slides or length != self._window.length]
+        lengths = [length for length in self._windows if length and not (self._slides and length == self._window)]
         text = config.get_text_config(decoder=True)
         rope = getattr(text, "rope_parameters", None) or {}
         for parameters in [rope] if "rope_type" in rope else rope.values():
@@ -254,25 +212,28 @@ class SharedPrefixLM(SharedPrefix, HFLM):
         return min([self.max_length, *lengths])
 
     @functools.cached_property
-    def _window(self) -> Window:
-        """The window that all sliding layers have in common; an endless one where there is none."""
-        config = self.model.config.get_text_config(decoder=True)
-        lengths = {getattr(layer, "sliding_window", None) for layer in DynamicCache(config=config).layers}
-        length = getattr(config, "sliding_window", None)  # chunks of attention stand elsewhere
-        return Window(length, None not in lengths) if length and lengths - {None} == {length} else Window()
+    def _window(self) -> int:
+        """Tokens that sliding layers attend to, a token itself the last; no bound where they have none in common."""
+        length: Any = getattr(self.model.config.get_text_config(decoder=True), "sliding_window", None)
+        return length if set(self._windows) - {None} == {length} else sys.maxsize  # chunks of attention stand elsewhere
+
+    @functools.cached_property
+    def _windows(self) -> list[int | None]:
+        """The window or chunk of each layer."""
+        return [getattr(layer, "sliding_window", None) for layer in DynamicCache(config=self.model.config).layers]
 
     @functools.cached_property
     def _readers(self) -> list[torch.nn.Module]:
         return readers_of(self.model)
 
-    def _scored_passes(self, group: Group, requests: list[Request]) -> Iterator[tuple[Pass, Predictions]]:
-        """Every pass of a group with its predictions, compared with plain passes where a row is new to this model."""
+    def _scored(self, group: Group, requests: list[Request]) -> Iterator[tuple[int, LogLikelihood]]:
+        """The answers of all passes of a group, compared with plain passes where a row is new to this model."""
         cache = None
         for scored in group.passes:
-            beyond = scored.longest > self._window.length
-            new = self._new_rows(scored, group.prefix)
+            beyond = scored.longest > self._window
+            new = self._new_rows(scored, group.prefix, beyond)
             if not self._logits_checked:
-                self._check_logits(np.asarray(requests[scored.answers[0].request].tokens[-8:]))
+                self._check_logits(Request(requests[scored.answers[0].request].tokens[-8:], [0]))
             rows = {*new.values(), *([0] if group.prefix and cache is None else [])}
             answers = [self._answer_to_check(scored, row, group.prefix) for row in sorted(rows)]
             expected = []
@@ -281,27 +242,26 @@ class SharedPrefixLM(SharedPrefix, HFLM):
                 if group.prefix and cache is None:
                     cache, plain = self._encode_prefix(group.prefix, request)
                 if plain is None or (beyond and new):  # windows may depend on the cache that a model is given
-                    plain = self._plain_pass(np.asarray(request.tokens), len(request.continuation))
+                    plain = self._plain_pass(request)
                 expected.append(plain)
             try:
-                predictions = self._predictions(scored, group.prefix, cache)
-                if not predictions.log_probs.isnan().any():  # those are scored again
+                log_probs, states = self._predictions(scored, group.prefix, cache)
+                if not log_probs.isnan().any():  # those are scored again
                     for answer, plain in zip(answers, expected, strict=True):
-                        self._compare(plain, predictions.log_probs[answer.places])
+                        self._compare(plain, log_probs[answer.places])
                     self._checked.update({kind: group.prefix + len(scored.rows[row]) for kind, row in new.items()})
             except CannotShare as reason:
                 if new and beyond:
                     raise CannotSlide(str(reason)) from reason
                 raise
-            yield scored, predictions
+            yield from self._read(scored, log_probs, states, requests)
 
-    def _new_rows(self, scored: Pass, prefix: int) -> dict[Kind, int]:
+    def _new_rows(self, scored: Pass, prefix: int, beyond: bool) -> dict[Kind, int]:
         """Numbers of rows that are longer than all rows of their kind so far: one of each kind, the longest."""
         new: dict[Kind, int] = {}
         if prefix or not scored.is_plain:  # a plain pass without prefix is what stock computes
             for number, row in enumerate(scored.rows):
-                beyond = scored.longest > self._window.length
-                kind = Kind(scored.is_plain, cached=prefix > 0, packed=row.prompts > 1, beyond_window=beyond)
+                kind = (scored.is_plain, prefix > 0, row.prompts > 1, beyond)
                 if prefix + len(row) > self._checked.get(kind, 0):
                     new.setdefault(kind, number)
         return new
@@ -312,27 +272,30 @@ class SharedPrefixLM(SharedPrefix, HFLM):
 
         def exposure(answer: Answer) -> tuple[bool, int, int]:
             place = int(answer.places[-1])
-            return bool(row.positions[place] >= self._window.length), row.foreign_before(place, prefix), place
+            return bool(row.positions[place] >= self._window), row.foreign_before(place, prefix), place
 
         return scored.answer(number, max(row.answers, key=exposure))
 
     def _encode_prefix(self, length: int, request: Request) -> tuple[Cache, torch.Tensor | None]:
         """Keys and values of the prefix, and what the plain pass over a whole request predicts at its end."""
         full = DynamicCache()
-        tokens = np.asarray(request.tokens)
-        expected = self._plain_pass(tokens, len(request.continuation), past_key_values=full, use_cache=True)
-        if expected.isnan().any() and len(tokens) > length:  # whatever follows the prefix must not reach it
+        expected = self._plain_pass(request, past_key_values=full, use_cache=True)
+        if expected.isnan().any() and len(request.tokens) > length:  # whatever follows the prefix must not reach it
             return self._encode_prefix(length, Request(request.tokens[:length], [0]))[0], None
         layers = [layer for layer in full.layers if isinstance(layer, CacheLayerMixin) and layer.is_initialized]
-        if not layers or any(layer.get_seq_length() != len(tokens) for layer in layers):
+        if not layers or any(layer.get_seq_length() != len(request.tokens) for layer in layers):
             raise CannotShare("its forward pass does not keep keys and values in the cache it is given")
         return Cache(layers=[PrefixLayer(layer, length) for layer in layers]), expected
 
-    def _plain_pass(self, tokens: np.ndarray, count: int, **kwargs: Any) -> torch.Tensor:
-        """Log-probabilities at the last `count` positions of a request, computed by itself."""
-        return self._log_probs(tokens[None], np.arange(len(tokens))[-count:], **kwargs)
+    def _plain_pass(self, request: Request, **kwargs: Any) -> torch.Tensor:
+        """Log-probabilities where a request predicts its continuation, computed by itself."""
+        places = np.arange(request.first_scored, len(request.tokens))
+        return self._log_probs(np.array([request.tokens]), places, **kwargs)
 
-    def _predictions(self, scored: Pass, prefix: int, cache: Cache | None) -> Predictions:
+    def _predictions(
+        self, scored: Pass, prefix: int, cache: Cache | None
+    ) -> tuple[torch.Tensor, dict[Layer, torch.Tensor]]:
+        """Log-probabilities, and hidden states by layer, at the scored places of every row, one row after the other."""
         kwargs: dict[str, Any] = {"past_key_values": cache, "use_cache": cache is not None}
         if not scored.is_plain:
             kwargs["attention_mask"] = self._mask(scored, prefix)
@@ -341,7 +304,23 @@ class SharedPrefixLM(SharedPrefix, HFLM):
         places = torch.from_numpy(scored.scored).to(self.device)
         with hidden_states_at(places, self._readers if layers else [], layers) as states:
             log_probs = self._log_probs(scored.tokens(), scored.scored, **kwargs)
-        return Predictions(log_probs, states)
+        return log_probs, states
+
+    def _read(
+        self, scored: Pass, log_probs: torch.Tensor, states: dict[Layer, torch.Tensor], requests: list[Request]
+    ) -> Iterator[tuple[int, LogLikelihood]]:
+        """The answers of a pass with the numbers of their requests; hidden states are kept."""
+        answers = scored.answers
+        places = torch.from_numpy(np.concatenate([answer.places for answer in answers])).to(log_probs.device)
+        tokens = torch.tensor([token for answer in answers for token in requests[answer.request].continuation])
+        values = log_probs[places, tokens.to(log_probs.device)].cpu()
+        greedy = log_probs.argmax(dim=-1)[places].cpu() == tokens
+        sizes = [len(answer.places) for answer in answers]
+        for answer, value, match in zip(answers, values.split(sizes), greedy.split(sizes), strict=True):
+            if layers := self._layers.get(answer.request):
+                found = torch.stack([states[layer][answer.places[0]] for layer in layers])
+                self._hidden_states[answer.request] = found.cpu().numpy()
+            yield answer.request, (float(value.sum()), bool(match.all()))
 
     def _mask(self, scored: Pass, prefix: int) -> torch.Tensor | dict[str, torch.Tensor]:
         """A mask for all layers, or where windows make a difference in some of them, one for each kind of layer."""
@@ -351,10 +330,10 @@ class SharedPrefixLM(SharedPrefix, HFLM):
             mask.masked_fill_(torch.from_numpy(~visible), torch.finfo(mask.dtype).min)
             return mask[:, None].to(self.device)
 
-        if scored.longest <= self._window.length:
+        if scored.longest <= self._window:
             return added(scored.visible(prefix))
-        within = added(scored.visible(prefix, self._window.length))
-        if self._window.in_all_layers:
+        within = added(scored.visible(prefix, self._window))
+        if None not in self._windows:
             return within
         return {"full_attention": added(scored.visible(prefix)), "sliding_attention": within}
 
@@ -373,20 +352,20 @@ class SharedPrefixLM(SharedPrefix, HFLM):
                 logits = self.model(inputs, logits_to_keep=keep, **kwargs).logits
         except Exception as error:  # whatever the model's own code raises when it is asked for something unusual
             if _is_out_of_memory(error):
-                raise OutOfMemory(error) from None
+                raise
             raise CannotShare(f"its forward pass fails with {type(error).__name__}: {error}") from error
         if logits.shape[:2] != (len(inputs), len(keep)):
             raise CannotShare("its forward pass does not compute logits at chosen positions")
         return F.log_softmax(logits.flatten(0, 1), dim=-1, dtype=self.softmax_dtype)
 
-    def _check_logits(self, tokens: np.ndarray) -> None:
+    def _check_logits(self, request: Request) -> None:
         """Logits at a chosen position must be those that HFLM reads there."""
-        stock = self._model_call(torch.from_numpy(tokens)[None].to(self.device))
-        if stock.shape[1] != len(tokens):
+        stock = self._model_call(torch.tensor([request.tokens], device=self.device))
+        if stock.shape[1] != len(request.tokens):
             raise CannotShare("it puts tokens of its own before the prompt")
         expected = F.log_softmax(stock[0, -1:], dim=-1, dtype=self.softmax_dtype)
         if not expected.isnan().any():
-            self._compare(expected, self._plain_pass(tokens, 1))
+            self._compare(expected, self._plain_pass(request))
             self._logits_checked = True
 
     def _compare(self, expected: torch.Tensor, actual: torch.Tensor) -> None:
@@ -407,17 +386,3 @@ def _close_process_group() -> None:
 def _is_out_of_memory(error: Exception) -> bool:
     """Accelerators raise a class of their own; the CPU's allocator only says so."""
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
-
-
-def _read_answers(
-    scored: Pass, log_probs: torch.Tensor, requests: list[Request]
-) -> Iterator[tuple[int, LogLikelihood]]:
-    """Log-likelihood, and whether it is the greedy one, of every request of the pass."""
-    answers = scored.answers
-    places = torch.from_numpy(np.concatenate([answer.places for answer in answers])).to(log_probs.device)
-    tokens = torch.tensor([token for answer in answers for token in requests[answer.request].continuation])
-    values = log_probs[places, tokens.to(log_probs.device)].cpu()
-    greedy = log_probs.argmax(dim=-1)[places].cpu() == tokens
-    sizes = [len(answer.places) for answer in answers]
-    for answer, value, match in zip(answers, values.split(sizes), greedy.split(sizes), strict=True):
-        yield answer.request, (float(value.sum()), bool(match.all()))

@@ -16,6 +16,9 @@ from typing import Any
 import torch
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
+from tqdm import tqdm
+
+from lm_eval_proca.models.prefix_tree import Request
 
 logger = logging.getLogger("lm_eval.proca")
 
@@ -35,11 +38,13 @@ class SharedPrefix(TemplateLM):
 
     NAME: str
     STOCK: str
+    _longest_input: int
+    """Tokens of context and continuation that stock reads at most; it cuts the beginning of longer ones."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._cannot_share: str | None = None
-        self._said: set[str] = set()
+        self._warn_once = functools.cache(logger.warning)
         self._cut: list[bool] = []
         # For each label lm-eval encodes prompt + label, then the prompt again: the last two hold the prompt.
         self._encode = functools.lru_cache(maxsize=2)(super().tok_encode)
@@ -50,12 +55,16 @@ class SharedPrefix(TemplateLM):
         return super().tok_encode(string, *args, **kwargs)
 
     @abstractmethod
-    def _answers(self, requests: list[TokenizedRequest], disable_tqdm: bool) -> Iterator[tuple[int, LogLikelihood]]:
+    def _answers(self, requests: list[TokenizedRequest]) -> Iterator[tuple[int, LogLikelihood]]:
         """Answers, with the numbers of their requests, for all requests that can share; CannotShare where none can."""
 
-    @abstractmethod
     def _is_cut(self, context: Sequence[int], continuation: Sequence[int]) -> bool:
         """Whether the model sees this prompt without its beginning."""
+        return len(context) + len(continuation) > self._longest_input
+
+    def _input(self, context: list[int], continuation: list[int]) -> Request:
+        """What the model reads of a request, cut as stock cuts it."""
+        return Request((context + continuation)[-self._longest_input :][:-1], continuation)
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[LogLikelihood]:
         """As stock; sets `truncated` on every request: whether the model saw its prompt without the beginning."""
@@ -84,18 +93,17 @@ class SharedPrefix(TemplateLM):
         try:
             if self._cannot_share is not None:
                 raise CannotShare(self._cannot_share)
-            for number, answer in self._answers(requests, disable_tqdm):
-                answers[number] = answer
+            silent = disable_tqdm or self.rank != 0
+            with tqdm(total=len(requests), disable=silent, desc="Running loglikelihood requests") as progress:
+                for number, answer in self._answers(requests):
+                    self.cache_hook.add_partial("loglikelihood", requests[number][0], answer)
+                    answers[number] = answer
+                    progress.update(1)
         except CannotShare as reason:
             if not answers:  # what worked before is no property of the model
                 self._cannot_share = str(reason)
-            self._say_once(f"{self.NAME} scores like {self.STOCK}: {reason}.")
+            self._warn_once(f"{self.NAME} scores like {self.STOCK}: {reason}.")
         rest = [number for number in range(len(requests)) if number not in answers]
         if rest:
             answers.update(zip(rest, self._stock([requests[n] for n in rest], disable_tqdm), strict=True))
         return [answers[number] for number in range(len(requests))]
-
-    def _say_once(self, sentence: str) -> None:
-        if sentence not in self._said:
-            self._said.add(sentence)
-            logger.warning(sentence)

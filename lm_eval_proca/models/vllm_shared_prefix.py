@@ -1,9 +1,7 @@
 """vllm-shared-prefix: lm-eval's vLLM model, asked so that vLLM reads its prefix cache.
 
-Stock `vllm` asks for the log-probabilities of the prompt's own tokens, one request for each document and label. Such
-requests cannot read the prefix cache, so instruction and demonstrations are computed again for every label of every
-document. Here vLLM is asked for one more token behind a document, with the log-probabilities of the label tokens
-(`SamplingParams.logprob_token_ids`): one request for each document, and nothing is computed but what is new.
+Stock `vllm` asks for the log-probabilities of the prompt's own tokens, which cannot come from the cache. Here vLLM is
+asked for one more token, with the log-probabilities of the label tokens (`SamplingParams.logprob_token_ids`).
 """
 
 from __future__ import annotations
@@ -14,8 +12,7 @@ from typing import Any
 from lm_eval.api.registry import register_model
 
 from lm_eval_proca.errors import ModelError
-from lm_eval_proca.models.engine import BLOCK_SIZE, EngineLM
-from lm_eval_proca.models.next_tokens import Prediction, Question
+from lm_eval_proca.models.engine import BLOCK_SIZE, EngineLM, Prediction, Question
 from lm_eval_proca.models.sharing import TOLERANCE, CannotShare
 
 try:

@@ -18,8 +18,7 @@ from lm_eval.models.huggingface import HFLM
 from transformers import PreTrainedTokenizerFast
 
 from lm_eval_proca.errors import ModelError
-from lm_eval_proca.models.engine import EngineLM
-from lm_eval_proca.models.next_tokens import Prediction, Question
+from lm_eval_proca.models.engine import EngineLM, Prediction, Question
 
 from .conftest import make_model
 from .test_shared_prefix import assert_same, instances, task

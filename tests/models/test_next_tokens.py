@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lm_eval_proca.models.next_tokens import Questions, questions, read_answers
+from lm_eval_proca.models.engine import Questions, questions, read_answers
 from lm_eval_proca.models.prefix_tree import Request
 
 CONTEXT = [7, 8, 9]
