@@ -50,18 +50,14 @@ Observation = dict[str, Any]
 """One `accuracy` and, in the other columns, what it belongs to: model, task, seed, calibrator ..."""
 
 
-def mean_by(*columns: str) -> Callable[[Sequence[Observation]], list[Observation]]:
-    """A function that gives mean and sd of `accuracy` over all observations that agree in these columns."""
-
-    def means(observations: Sequence[Observation]) -> list[Observation]:
-        rows = []
-        for key, alike in grouped(observations, lambda one: tuple(one[column] for column in columns)).items():
-            found = [one["accuracy"] for one in alike]
-            spread = {"accuracy": mean(found), "sd": standard_deviation(found), "n": len(found)}
-            rows.append({**dict(zip(columns, key, strict=True)), **spread})
-        return rows
-
-    return means
+def mean_by(observed: Iterable[Observation], *columns: str) -> list[Observation]:
+    """Mean and sd of `accuracy` over all observations that agree in these columns."""
+    rows = []
+    for key, alike in grouped(observed, lambda one: tuple(one[column] for column in columns)).items():
+        found = [one["accuracy"] for one in alike]
+        spread = {"accuracy": mean(found), "sd": standard_deviation(found), "n": len(found)}
+        rows.append({**dict(zip(columns, key, strict=True)), **spread})
+    return rows
 
 
 # ------------------------------------------------------------------ over documents

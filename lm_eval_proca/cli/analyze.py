@@ -27,7 +27,7 @@ from lm_eval_proca.compare.formats.tabular import text_table, write_rows
 from lm_eval_proca.distributed import is_first_process
 from lm_eval_proca.errors import ProcaError, ResultsError
 from lm_eval_proca.paper import ANALYSES, get_analysis
-from lm_eval_proca.paper.display import MissingMatplotlib
+from lm_eval_proca.paper.analysis import MissingMatplotlib
 from lm_eval_proca.paper.observations import runs_of, usable
 from lm_eval_proca.runs.score_files import find_score_tables, read_run
 from lm_eval_proca.scores.fitting import make_calibrators
@@ -138,13 +138,12 @@ def _analyze(name: str, tables: Sequence[ScoreTable], calibrators: Mapping[str, 
         skipped = len(tables) - len(runs)
         print(f"{name}: skipped {skipped} of {len(tables)} score tables: {', '.join(reasons)}", file=sys.stderr)
     print(f"{name}: calibrating {len(runs)} score tables, which may take minutes ...", file=sys.stderr)
-    observed = analysis.observe(runs, calibrators)
-    print(f"{name}: {ANALYSES[name]}\n{text_table(analysis.printed(observed))}")
-    if analysis.note:
-        print(f"note: {analysis.note}")
-    print(f"every observation: {write_rows(observed, output / f'{name}.csv')}")
-    clouds = analysis.clouds(runs) if analysis.clouds else ()
+    found = analysis.from_tables(runs, calibrators)
+    print(f"{name}: {ANALYSES[name]}\n{text_table(found.summary())}")
+    if found.note:
+        print(f"note: {found.note}")
+    print(f"every observation: {write_rows(found.observed, output / f'{name}.csv')}")
     try:
-        print(f"figure: {analysis.display(observed, clouds).plot().save(output / f'{name}.png')}\n")
+        print(f"figure: {found.plot().save(output / f'{name}.png')}\n")
     except MissingMatplotlib as error:
         print(f"no figure: {error}", file=sys.stderr)

@@ -126,10 +126,12 @@ def in_words(failures: Mapping[str, str]) -> Iterator[str]:
 def fit(calibrator: Calibrator, table: ScoreTable, *, rows: np.ndarray | None = None, no_states: str = "") -> Fit:
     """A copy of the calibrator, fitted on the rows of the table that it wants, and what it makes of evaluation rows.
 
-    `rows` takes some of the rows that it is fitted on, by their positions in document order; `no_states` says why the
-    table has no hidden states, if that is known better than the calibrator can tell.
+    `rows` takes some of the documents that it is fitted on, by their positions in document order, and leaves
+    content-free inputs alone; `no_states` says why the table has no hidden states, if that is known better than the
+    calibrator can tell.
     """
     role = role_to_fit(calibrator, table)
+    rows = None if role == "content_free" else rows
     _check(calibrator, table, role)
     documents = table.index_of("eval").tolist()
     folds = fold_of_rows(len(documents), len(table.labels)) if role == "eval" else None
@@ -245,7 +247,7 @@ def accuracy_of(table: ScoreTable, fit: Fit | None = None) -> float:
     return accuracy(table.gold_of("eval"), np.argmax(scores, axis=1))
 
 
-def accuracies(table: ScoreTable, calibrators: Mapping[str, Calibrator]) -> dict[str, float]:
-    """Accuracy of the raw scores and of each calibrator that the table can fit."""
-    fits, _ = fit_all(table, calibrators)
+def accuracies(table: ScoreTable, calibrators: Mapping[str, Calibrator], **options: Any) -> dict[str, float]:
+    """Accuracy of the raw scores and of each calibrator that the table can fit; `options` are those of :func:`fit`."""
+    fits, _ = fit_all(table, calibrators, **options)
     return {RAW: accuracy_of(table)} | {name: accuracy_of(table, one) for name, one in fits.items()}
