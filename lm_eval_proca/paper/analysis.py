@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import textwrap
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import product
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,8 +17,7 @@ from lm_eval_proca.paper.display import STYLE, distinct, short_name
 from lm_eval_proca.paper.observations import PROMPT, Calibrators, Part, Requirement, Tables, observe
 from lm_eval_proca.scores.fitting import accuracies
 from lm_eval_proca.scores.score_table import ScoreTable
-from lm_eval_proca.sweep.cell import Cell, GivenSettings
-from lm_eval_proca.sweep.task_files import TaskFile
+from lm_eval_proca.sweep.grid import Grid
 
 COLUMNS_OF_PANELS = 3
 DPI = 200
@@ -28,32 +25,6 @@ DPI = 200
 
 class MissingMatplotlib(ProcaError, ImportError):
     """Figures were asked for and the optional package that draws them is not there."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Every task at every number of shots under every seed, with the same settings: the runs of the paper."""
-
-    tasks: tuple[str, ...]
-    """Names of tasks or groups."""
-    shots: tuple[int, ...] = (4,)
-    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
-    settings: GivenSettings = ()
-    orders: int = 0
-    """If any: every proportion of positive demonstrations in so many orders, a cell for each (two labels)."""
-
-    def cells(self, task_files: Mapping[str, TaskFile], limit: int | None = None) -> list[Cell]:
-        return [
-            Cell(task, shots, seed, limit, (*self.settings, *varied), file)
-            for (task, file), shots, seed in product(task_files.items(), self.shots, self.seeds)
-            for varied in self._proportions(shots) or [()]
-        ]
-
-    def _proportions(self, shots: int) -> list[GivenSettings]:
-        return [
-            (("demonstration_counts", f"{shots - positives}/{positives}"), ("order_seed", order))
-            for positives, order in product(range(shots + 1), range(self.orders))
-        ]
 
 
 class Analysis(ABC):
@@ -71,7 +42,8 @@ class Analysis(ABC):
         The figure that holds them.
     """
 
-    plan: ClassVar[Plan]
+    plan: ClassVar[Grid]
+    """The runs of the paper."""
     requirements: ClassVar[Sequence[Requirement]] = ()
     """What a table must have."""
     printed: ClassVar[tuple[str, ...]] = ("calibrator",)

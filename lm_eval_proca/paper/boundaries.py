@@ -15,10 +15,11 @@ from scipy.special import expit, log_expit
 from lm_eval_proca.calibration.base import Calibrator
 from lm_eval_proca.metrics import Observation, grouped, labeled, mean
 from lm_eval_proca.paper import display
-from lm_eval_proca.paper.analysis import Analysis, Plan
+from lm_eval_proca.paper.analysis import Analysis
 from lm_eval_proca.paper.observations import PROMPT, Calibrators, Tables, only, run_of, two_labels
 from lm_eval_proca.scores.fitting import RAW, accuracy_of, fit_all
 from lm_eval_proca.scores.score_table import ScoreTable
+from lm_eval_proca.sweep.grid import Grid
 
 CONVENTIONAL = 0.5
 STEPS = 4000
@@ -56,7 +57,7 @@ class Boundaries(Analysis):
     The horizontal axis is P(positive) on a log-odds scale, which shows clouds that lie near 0 or 1.
     """
 
-    plan = Plan(("proca_sst2",), seeds=(0, 1))
+    plan = Grid(("proca_sst2",), seeds=(0, 1))
     requirements = (two_labels,)
     panel_size = (4.2, 3.4)
     shared_legend = False

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from lm_eval_proca.metrics import Observation
-from lm_eval_proca.paper.analysis import Analysis, Plan
+from lm_eval_proca.paper.analysis import Analysis
 from lm_eval_proca.paper.display import lines_with_spread
 from lm_eval_proca.paper.observations import Part, labeled_estimate_set, two_labels
 from lm_eval_proca.scores.score_table import ScoreTable
+from lm_eval_proca.sweep.grid import Grid
 
 LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 """Nine proportions of positive examples; the paper gives their number, not their values."""
@@ -42,7 +43,7 @@ class Imbalance(Analysis):
     """Figure 5: accuracy over the proportion of positives in the estimate set, one panel per task."""
 
     # 450 rows of one label at the most extreme level of 500: the pool must hold that many of each label.
-    plan = Plan(("proca_sst2", "proca_subj"), settings=(("estimate_size", 1200),))
+    plan = Grid(("proca_sst2", "proca_subj"), settings=(("estimate_size", 1200),))
     requirements = (two_labels, labeled_estimate_set, enough_of_both_labels)
     printed = ("estimate_size", "positives", "calibrator")
     panel_size = (4.4, 3.4)

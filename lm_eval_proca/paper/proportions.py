@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from lm_eval_proca.metrics import Observation
-from lm_eval_proca.paper.analysis import Analysis, Plan
+from lm_eval_proca.paper.analysis import Analysis
 from lm_eval_proca.paper.display import accuracies_by, looks_of, percent, side_by_side
 from lm_eval_proca.paper.observations import Part, two_labels
 from lm_eval_proca.scores.score_table import ScoreTable
+from lm_eval_proca.sweep.grid import Grid
 
 
 def chosen_demonstrations(table: ScoreTable) -> str | None:
@@ -21,7 +22,7 @@ def chosen_demonstrations(table: ScoreTable) -> str | None:
 class Proportions(Analysis):
     """Figure 6: a box per method and label proportion, over the orders of the demonstrations."""
 
-    plan = Plan(("proca_sst2",), shots=(8,), seeds=(0,), orders=12)
+    plan = Grid(("proca_sst2",), shots=(8,), seeds=(0,), orders=12)
     requirements = (two_labels, chosen_demonstrations)
     printed = ("positives", "calibrator")
     panel_size = (11.0, 3.8)

@@ -23,11 +23,12 @@ from lm_eval_proca.metrics import (
     mean_interval,
     rank_correlation,
 )
-from lm_eval_proca.paper.analysis import Analysis, Plan
+from lm_eval_proca.paper.analysis import Analysis
 from lm_eval_proca.paper.display import CLASS_COLOURS, COLOURS, OTHER_COLOURS, distinct, short_name
 from lm_eval_proca.paper.observations import Calibrators, Tables, labeled_estimate_set, observe, run_of
 from lm_eval_proca.scores.fitting import RAW, accuracy_of, fit_all
 from lm_eval_proca.scores.score_table import ScoreTable
+from lm_eval_proca.sweep.grid import Grid
 
 SUPERVISED_SCORES, SUPERVISED_STATES = "labels_on_scores", "labels_on_states"
 """Logistic regressions with the labels of all estimate rows: what calibrators do without."""
@@ -54,7 +55,7 @@ def several_labels(table: ScoreTable) -> str | None:
 class Prototypes(Analysis):
     """Every method by task; drawn are the evaluation rows of one run, by label scores and by hidden states."""
 
-    plan = Plan(("proca",), shots=(0, 4), seeds=(0, 1, 2))  # the group of the nine
+    plan = Grid(("proca",), shots=(0, 4), seeds=(0, 1, 2))  # the group of the nine
     requirements = (labeled_estimate_set, several_labels, hidden_states)
     note = "labels_on_* are logistic regressions with the labels of all estimate rows."
     panel_size = (4.4, 4.0)

@@ -8,10 +8,11 @@ from typing import Any, ClassVar
 from sklearn.base import clone
 
 from lm_eval_proca.metrics import Observation
-from lm_eval_proca.paper.analysis import Analysis, Plan
+from lm_eval_proca.paper.analysis import Analysis
 from lm_eval_proca.paper.display import accuracies_by, distinct, side_by_side, spread_of
 from lm_eval_proca.paper.observations import Calibrators, Tables, run_of
 from lm_eval_proca.scores.fitting import accuracy_of, fit
+from lm_eval_proca.sweep.grid import Grid
 
 
 class Ablation(Analysis):
@@ -53,6 +54,6 @@ class Ablation(Analysis):
 
 
 class Selection(Ablation):
-    plan = Plan(("proca_agnews", "proca_dbpedia"), shots=(0, 1, 4, 8))
+    plan = Grid(("proca_agnews", "proca_dbpedia"), shots=(0, 1, 4, 8))
     printed = ("selection",)
     values = ("likelihood", "assignment")

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from lm_eval_proca.metrics import Observation
-from lm_eval_proca.paper.analysis import Analysis, Plan
+from lm_eval_proca.paper.analysis import Analysis
 from lm_eval_proca.paper.display import lines_with_spread
 from lm_eval_proca.paper.observations import Part, estimate_set
 from lm_eval_proca.scores.score_table import ScoreTable
+from lm_eval_proca.sweep.grid import Grid
 
 SMALLEST_PER_LABEL = 4
 NUMBER_OF_SIZES = 10
@@ -28,7 +29,7 @@ def default_sizes(labels: int, pool: int) -> list[int]:
 class Size(Analysis):
     """Figure 7: accuracy over the size of the estimate set, one panel per task."""
 
-    plan = Plan(("proca_sst2", "proca_mr", "proca_subj", "proca_agnews", "proca_trec"), seeds=(0,))
+    plan = Grid(("proca_sst2", "proca_mr", "proca_subj", "proca_agnews", "proca_trec"), seeds=(0,))
     requirements = (estimate_set,)
     printed = ("estimate_size", "calibrator")
     note = "at the size of the whole pool all draws are the same rows, so the spread there is zero."

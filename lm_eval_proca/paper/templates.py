@@ -6,14 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from lm_eval_proca.metrics import Observation
-from lm_eval_proca.paper.analysis import Analysis, Plan
+from lm_eval_proca.paper.analysis import Analysis
 from lm_eval_proca.paper.display import accuracies_by, distinct, looks_of, short_name, side_by_side, spread_of
+from lm_eval_proca.sweep.grid import Grid
 
 
 class Templates(Analysis):
     """Figure 4: every method under every template, which the task's name says; mean and spread over prompts."""
 
-    plan = Plan(tuple(f"proca_sst2_template{k}" for k in range(1, 10)))
+    plan = Grid(tuple(f"proca_sst2_template{k}" for k in range(1, 10)))
     panel_size = (9.0, 3.6)
     panel_by = ("model", "num_fewshot")
 

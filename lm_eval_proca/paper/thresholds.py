@@ -9,11 +9,12 @@ import numpy as np
 from scipy.special import expit
 
 from lm_eval_proca.metrics import Observation, accuracy, grouped, labeled
-from lm_eval_proca.paper.analysis import Analysis, Plan
+from lm_eval_proca.paper.analysis import Analysis
 from lm_eval_proca.paper.boundaries import decision_boundaries, positive_log_odds
 from lm_eval_proca.paper.display import COLOURS, log_odds, percent, probability_ticks, prompt_of, titles_of
 from lm_eval_proca.paper.observations import PROMPT, Calibrators, Tables, only, run_of, two_labels
 from lm_eval_proca.scores.fitting import accuracy_of, fit
+from lm_eval_proca.sweep.grid import Grid
 
 NUMBER_OF_THRESHOLDS = 41
 
@@ -36,7 +37,7 @@ class Thresholds(Analysis):
     A red rectangle marks the conventional threshold 0.5, a green line ProCa's boundary.
     """
 
-    plan = Plan(("proca_sst2",), seeds=(0, 1, 2, 3))
+    plan = Grid(("proca_sst2",), seeds=(0, 1, 2, 3))
     requirements = (two_labels,)
     panel_by = ()
     shared_legend = False
