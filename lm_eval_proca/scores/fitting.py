@@ -57,9 +57,9 @@ def calibrators_of_run(table: ScoreTable, params: Params | None = None) -> dict[
 
     A table without a record of filters gets one calibrator of each kind.
     """
-    if not table.record.filters:
-        return suited(make_calibrators(CALIBRATORS, params), len(table.labels))
     filters = table.record.filters
+    if not filters:
+        return suited(make_calibrators(CALIBRATORS, params), len(table.labels))
     chosen = {name: step for name, steps in filters.items() for step in steps if step["function"] in CALIBRATORS}
     return _made(chosen, params or {})
 
@@ -158,20 +158,15 @@ def predictions(table: ScoreTable, fits: Mapping[str, Fit]) -> Iterator[tuple[st
         yield name, np.exp(one.log_proba), np.argmax(one.log_proba, axis=1)
 
 
-def label_counts(table: ScoreTable, fits: Mapping[str, Fit]) -> dict[str, LabelCounts]:
-    """Which labels the raw scores and every fit prefer."""
-    gold = table.gold_of("eval")
-    return {name: count_labels(gold, proba, found) for name, proba, found in predictions(table, fits)}
-
-
 def recorded(table: ScoreTable, fits: Mapping[str, Fit], failures: Mapping[str, str]) -> RunRecord:
     """The record of the run behind a table, with what was fitted on it."""
+    gold = table.gold_of("eval")
     return replace(
         table.record,
         folds=max((one.folds for one in fits.values()), default=1),
         fits={name: one.calibrator.fit_report() for name, one in fits.items()},
         not_calibrated=dict(failures),
-        label_counts=label_counts(table, fits),
+        label_counts={name: count_labels(gold, proba, found) for name, proba, found in predictions(table, fits)},
     )
 
 
