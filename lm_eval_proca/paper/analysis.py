@@ -14,7 +14,7 @@ import numpy as np
 from lm_eval_proca.errors import ProcaError
 from lm_eval_proca.metrics import Observation, grouped, mean_by
 from lm_eval_proca.paper.display import STYLE, distinct, short_name
-from lm_eval_proca.paper.observations import PROMPT, Calibrators, Part, Requirement, Tables, observe
+from lm_eval_proca.paper.observations import PROMPT, Calibrators, Observations, Part, Requirement, Tables, observe
 from lm_eval_proca.scores.fitting import accuracies
 from lm_eval_proca.scores.score_table import ScoreTable
 from lm_eval_proca.sweep.grid import Grid
@@ -57,7 +57,7 @@ class Analysis(ABC):
     shared_legend: ClassVar[bool] = True
     ylabel: ClassVar[str] = "accuracy (%)"
 
-    def __init__(self, observed: Sequence[Observation], clouds: Sequence[Observation] = ()) -> None:
+    def __init__(self, observed: Observations, clouds: Observations = ()) -> None:
         if not observed:
             raise ProcaError("There is nothing to draw: the analysis observed nothing.")
         self.observed = list(observed)
@@ -105,7 +105,7 @@ class Analysis(ABC):
         return ", ".join(told[key].format(short_name(str(value))) for key, value in shown.items())
 
     @abstractmethod
-    def draw(self, ax: Any, observed: Sequence[Observation], panel: Any) -> None:
+    def draw(self, ax: Any, observed: Observations, panel: Any) -> None:
         """Draw one panel."""
 
     def footnote(self) -> str:

@@ -6,7 +6,6 @@ conventional boundary is 0.5; a calibrator's boundary lies wherever its predicti
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from lm_eval_proca.calibration.base import Calibrator
 from lm_eval_proca.metrics import Observation, grouped, labeled, mean
 from lm_eval_proca.paper import display
 from lm_eval_proca.paper.analysis import Analysis
-from lm_eval_proca.paper.observations import PROMPT, Calibrators, Tables, only, run_of, two_labels
+from lm_eval_proca.paper.observations import PROMPT, Calibrators, Observations, Tables, only, run_of, two_labels
 from lm_eval_proca.scores.fitting import RAW, accuracy_of, fit_all
 from lm_eval_proca.scores.score_table import ScoreTable
 from lm_eval_proca.sweep.grid import Grid
@@ -92,7 +91,7 @@ class Boundaries(Analysis):
     def title(self, panel: Any) -> str:
         return display.titles_of(self.observed)[panel] if panel else "what the boundaries give"
 
-    def draw(self, ax: Any, observed: Sequence[Observation], panel: Any) -> None:
+    def draw(self, ax: Any, observed: Observations, panel: Any) -> None:
         if panel is None:
             self._draw_bars(ax)
             return
@@ -114,7 +113,7 @@ class Boundaries(Analysis):
         ax.set_ylabel("density")
         ax.legend(loc="upper left", ncols=1)
 
-    def _draw_clouds(self, ax: Any, cloud: Sequence[Observation]) -> tuple[np.ndarray, float]:
+    def _draw_clouds(self, ax: Any, cloud: Observations) -> tuple[np.ndarray, float]:
         """Density and single documents per true label; the places along the axis, and the largest density."""
         from scipy.stats import gaussian_kde
 

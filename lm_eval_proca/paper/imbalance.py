@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
 import numpy as np
 
-from lm_eval_proca.metrics import Observation
 from lm_eval_proca.paper.analysis import Analysis
 from lm_eval_proca.paper.display import lines_with_spread
-from lm_eval_proca.paper.observations import Part, labeled_estimate_set, two_labels
+from lm_eval_proca.paper.observations import Observations, Part, labeled_estimate_set, two_labels
 from lm_eval_proca.scores.score_table import ScoreTable
 from lm_eval_proca.sweep.grid import Grid
 
@@ -63,6 +62,6 @@ class Imbalance(Analysis):
             rows = np.concatenate([rng.choice(pool, count, replace=False) for pool, count in drawn])
             yield {"positives": level, "estimate_size": total, "draw": draw}, rows
 
-    def draw(self, ax: Any, observed: Sequence[Observation], panel: Any) -> None:
+    def draw(self, ax: Any, observed: Observations, panel: Any) -> None:
         ax.set_xticks(lines_with_spread(ax, observed, "positives"))
         ax.set_xlabel("proportion of positives in the estimate set")

@@ -17,6 +17,7 @@ from lm_eval_proca.scores.record import RunRecord
 from lm_eval_proca.scores.score_table import ScoreTable
 
 Tables = Sequence[ScoreTable]
+Observations = Sequence[Observation]
 Calibrators = Mapping[str, Calibrator]
 """Unfitted, by name."""
 
@@ -160,7 +161,7 @@ def observe(table: ScoreTable, accuracies: Mapping[str, float], **conditions: An
     return [{**run, "calibrator": name, "accuracy": accuracy} for name, accuracy in accuracies.items()]
 
 
-def only(observed: Sequence[Observation], *columns: str) -> list[Observation]:
+def only(observed: Observations, *columns: str) -> list[Observation]:
     """The observations with these columns alone, each once."""
     parts = [{column: one[column] for column in columns} for one in observed]
     return [part for k, part in enumerate(parts) if part not in parts[:k]]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
-from lm_eval_proca.metrics import Observation
 from lm_eval_proca.paper.analysis import Analysis
 from lm_eval_proca.paper.display import accuracies_by, looks_of, percent, side_by_side
-from lm_eval_proca.paper.observations import Part, two_labels
+from lm_eval_proca.paper.observations import Observations, Part, two_labels
 from lm_eval_proca.scores.score_table import ScoreTable
 from lm_eval_proca.sweep.grid import Grid
 
@@ -32,7 +31,7 @@ class Proportions(Analysis):
         _, positives = table.record.demonstration_counts or (0, 0)
         yield {"positives": positives, "order": table.record.order_seed}, None
 
-    def draw(self, ax: Any, observed: Sequence[Observation], panel: Any) -> None:
+    def draw(self, ax: Any, observed: Observations, panel: Any) -> None:
         shots = observed[0]["num_fewshot"]
         positives = sorted({one["positives"] for one in observed})
         looks = looks_of(self.observed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from lm_eval_proca.calibration.representation import principal_components, unit_
 from lm_eval_proca.metrics import Observation, accuracy, grouped, labeled, mean, mean_by, mean_interval
 from lm_eval_proca.paper.analysis import Analysis
 from lm_eval_proca.paper.display import CLASS_COLOURS, COLOURS, OTHER_COLOURS, distinct, short_name
-from lm_eval_proca.paper.observations import Calibrators, Tables, labeled_estimate_set, observe, run_of
+from lm_eval_proca.paper.observations import Calibrators, Observations, Tables, labeled_estimate_set, observe, run_of
 from lm_eval_proca.scores.fitting import RAW, accuracy_of, fit_all
 from lm_eval_proca.scores.score_table import ScoreTable
 from lm_eval_proca.sweep.grid import Grid
@@ -107,7 +107,7 @@ class Prototypes(Analysis):
     def title(self, panel: Any) -> str:
         return f"{short_name(str(self.clouds[0]['task']))}: {panel}"
 
-    def draw(self, ax: Any, observed: Sequence[Observation], panel: Any) -> None:
+    def draw(self, ax: Any, observed: Observations, panel: Any) -> None:
         by_word = grouped(observed, lambda one: one["word"])
         for (word, points), colour in zip(by_word.items(), CLOUD_COLOURS, strict=False):
             xy = [[one[axis] for one in points] for axis in ("x", "y")]
@@ -131,7 +131,7 @@ def _supervised_features(table: ScoreTable) -> dict[str, dict[str, np.ndarray]]:
 # ------------------------------------------------------------------ what is printed
 
 
-def _column(by_method: Mapping[str, Sequence[Observation]], method: str) -> dict[str, str]:
+def _column(by_method: Mapping[str, Observations], method: str) -> dict[str, str]:
     """What is printed below a method."""
     observed = by_method[method]
     gains = {} if method == "proca_h" else _gains(by_method.get("proca_h", ()), observed)
@@ -154,11 +154,11 @@ def _percent(accuracy: float, sd: float | None = None) -> str:
     return f"{100 * accuracy:.1f}" + ("" if sd is None else f" ±{100 * sd:.1f}")
 
 
-def _average(observed: Sequence[Observation]) -> float:
+def _average(observed: Observations) -> float:
     return mean(one["accuracy"] for one in mean_by(observed, "task"))
 
 
-def _gains(ours: Sequence[Observation], others: Sequence[Observation]) -> dict[str, list[float]]:
+def _gains(ours: Observations, others: Observations) -> dict[str, list[float]]:
     """By task, what proca_h is better by, in points, in every run that has both."""
     accuracy_of_run = {(one["task"], one["seed"]): one["accuracy"] for one in ours}
     common = [one for one in others if (one["task"], one["seed"]) in accuracy_of_run]
@@ -168,7 +168,7 @@ def _gains(ours: Sequence[Observation], others: Sequence[Observation]) -> dict[s
     }
 
 
-def _share_of_the_way(by_method: Mapping[str, Sequence[Observation]]) -> str:
+def _share_of_the_way(by_method: Mapping[str, Observations]) -> str:
     """Where proca_h stands between raw and the regression on hidden states with labels."""
     if not {RAW, "proca_h"} <= set(by_method):
         return ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from sklearn.base import clone
@@ -10,7 +9,7 @@ from sklearn.base import clone
 from lm_eval_proca.metrics import Observation
 from lm_eval_proca.paper.analysis import Analysis
 from lm_eval_proca.paper.display import accuracies_by, distinct, side_by_side, spread_of
-from lm_eval_proca.paper.observations import Calibrators, Tables, run_of
+from lm_eval_proca.paper.observations import Calibrators, Observations, Tables, run_of
 from lm_eval_proca.scores.fitting import accuracy_of, fit
 from lm_eval_proca.sweep.grid import Grid
 
@@ -35,7 +34,7 @@ class Ablation(Analysis):
             for changed in [clone(calibrators["proca"]).set_params(**{parameter: value})]
         ]
 
-    def draw(self, ax: Any, observed: Sequence[Observation], panel: Any) -> None:
+    def draw(self, ax: Any, observed: Observations, panel: Any) -> None:
         (parameter,) = self.printed
         shots = sorted({one["num_fewshot"] for one in observed})
         values: list[str] = distinct(one[parameter] for one in self.observed)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
 import numpy as np
 
-from lm_eval_proca.metrics import Observation
 from lm_eval_proca.paper.analysis import Analysis
 from lm_eval_proca.paper.display import lines_with_spread
-from lm_eval_proca.paper.observations import Part, estimate_set
+from lm_eval_proca.paper.observations import Observations, Part, estimate_set
 from lm_eval_proca.scores.score_table import ScoreTable
 from lm_eval_proca.sweep.grid import Grid
 
@@ -41,7 +40,7 @@ class Size(Analysis):
             rows = np.sort(np.random.default_rng(draw).choice(pool, size, replace=False))
             yield {"estimate_size": size, "draw": draw}, rows
 
-    def draw(self, ax: Any, observed: Sequence[Observation], panel: Any) -> None:
+    def draw(self, ax: Any, observed: Observations, panel: Any) -> None:
         sizes = lines_with_spread(ax, observed, "estimate_size")
         ax.set_xscale("log")
         ax.set_xticks(sizes[::3], [str(size) for size in sizes[::3]])

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from lm_eval_proca.metrics import Observation
 from lm_eval_proca.paper.analysis import Analysis
 from lm_eval_proca.paper.display import accuracies_by, distinct, looks_of, short_name, side_by_side, spread_of
+from lm_eval_proca.paper.observations import Observations
 from lm_eval_proca.sweep.grid import Grid
 
 
@@ -18,7 +17,7 @@ class Templates(Analysis):
     panel_size = (9.0, 3.6)
     panel_by = ("model", "num_fewshot")
 
-    def draw(self, ax: Any, observed: Sequence[Observation], panel: Any) -> None:
+    def draw(self, ax: Any, observed: Observations, panel: Any) -> None:
         tasks = distinct(one["task"] for one in observed)
         names = [short_name(task) for task in tasks]
         for method, look, places in side_by_side(ax, names, looks_of(self.observed), 0.16):

@@ -12,7 +12,7 @@ from lm_eval_proca.metrics import Observation, accuracy, grouped, labeled
 from lm_eval_proca.paper.analysis import Analysis
 from lm_eval_proca.paper.boundaries import decision_boundaries, positive_log_odds
 from lm_eval_proca.paper.display import COLOURS, log_odds, percent, probability_ticks, prompt_of, titles_of
-from lm_eval_proca.paper.observations import PROMPT, Calibrators, Tables, only, run_of, two_labels
+from lm_eval_proca.paper.observations import PROMPT, Calibrators, Observations, Tables, only, run_of, two_labels
 from lm_eval_proca.scores.fitting import accuracy_of, fit
 from lm_eval_proca.sweep.grid import Grid
 
@@ -43,7 +43,7 @@ class Thresholds(Analysis):
     shared_legend = False
     ylabel = ""
 
-    def __init__(self, observed: Sequence[Observation], clouds: Sequence[Observation] = ()) -> None:
+    def __init__(self, observed: Observations, clouds: Observations = ()) -> None:
         super().__init__(observed, clouds)
         self.panel_size = (9.0, 1.4 + 0.42 * len(titles_of(observed)))
 
@@ -80,7 +80,7 @@ class Thresholds(Analysis):
         accuracies = ("conventional_accuracy", "proca_accuracy", "best_accuracy")
         return only(self.observed, *PROMPT, "seed", *accuracies, "best_threshold")
 
-    def draw(self, ax: Any, observed: Sequence[Observation], panel: Any) -> None:
+    def draw(self, ax: Any, observed: Observations, panel: Any) -> None:
         from matplotlib.patches import Rectangle
 
         titles, by_prompt = titles_of(observed), grouped(observed, prompt_of)

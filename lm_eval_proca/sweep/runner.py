@@ -17,7 +17,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -261,7 +261,8 @@ def evaluate_cell(cell: Cell, model: Model, folder: Path) -> dict[str, float]:
     args = public(model.model_args)
     task = load_task(cell, {**args, "proca.scores_dir": str(folder / "scores")})
     tracker = EvaluationTracker(output_path=str(folder / "results.json"))
-    with _environment_asked_once():
+    seeds = ("random_seed", "numpy_random_seed", "torch_random_seed", "fewshot_random_seed")
+    with patch.multiple(evaluator, **_environment()):
         results = simple_evaluate(
             model=model.load(),
             model_args=args,
@@ -271,10 +272,7 @@ def evaluate_cell(cell: Cell, model: Model, folder: Path) -> dict[str, float]:
             limit=cell.limit,
             batch_size=model.batch_size,
             device=model.device,
-            random_seed=cell.seed,
-            numpy_random_seed=cell.seed,
-            torch_random_seed=cell.seed,
-            fewshot_random_seed=cell.seed,
+            **dict.fromkeys(seeds, cell.seed),
             log_samples=True,
             fewshot_as_multiturn=None,  # this and the next as lm_eval's command line hands them over by default
             gen_kwargs={},
@@ -294,16 +292,12 @@ def evaluate_cell(cell: Cell, model: Model, folder: Path) -> dict[str, float]:
 
 
 @cache
-def _environment() -> tuple[dict[str, Any], str | None]:
+def _environment() -> dict[str, Any]:
+    """lm-eval asks pip, git and the driver in every run what the environment is: seconds per cell, for one answer."""
     info: dict[str, Any] = {}
     add_env_info(info)
-    return info, get_git_commit_hash()
-
-
-def _environment_asked_once() -> AbstractContextManager[Any]:
-    """lm-eval asks pip, git and the driver in every run what the environment is: seconds per cell, for one answer."""
-    info, commit = _environment()
-    return patch.multiple(evaluator, add_env_info=lambda to: to.update(info), get_git_commit_hash=lambda: commit)
+    commit = get_git_commit_hash()
+    return {"add_env_info": lambda to: to.update(info), "get_git_commit_hash": lambda: commit}
 
 
 def _check_written(folder: Path, samples: int) -> None:
