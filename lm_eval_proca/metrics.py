@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-from scipy.stats import binom, bootstrap, kendalltau, norm, spearmanr, ttest_1samp
+from scipy.stats import binom, bootstrap, kendalltau, norm, ttest_1samp
 from sklearn.metrics import accuracy_score
 
 LEVEL = 0.95
@@ -50,18 +50,14 @@ Observation = dict[str, Any]
 """One `accuracy` and, in the other columns, what it belongs to: model, task, seed, calibrator ..."""
 
 
-def mean_by(*columns: str) -> Callable[[Sequence[Observation]], list[Observation]]:
-    """A function that gives mean and sd of `accuracy` over all observations that agree in these columns."""
-
-    def means(observations: Sequence[Observation]) -> list[Observation]:
-        rows = []
-        for key, alike in grouped(observations, lambda one: tuple(one[column] for column in columns)).items():
-            found = [one["accuracy"] for one in alike]
-            spread = {"accuracy": mean(found), "sd": standard_deviation(found), "n": len(found)}
-            rows.append({**dict(zip(columns, key, strict=True)), **spread})
-        return rows
-
-    return means
+def mean_by(observed: Iterable[Observation], *columns: str) -> list[Observation]:
+    """Mean and sd of `accuracy` over all observations that agree in these columns."""
+    rows = []
+    for key, alike in grouped(observed, lambda one: tuple(one[column] for column in columns)).items():
+        found = [one["accuracy"] for one in alike]
+        spread = {"accuracy": mean(found), "sd": standard_deviation(found), "n": len(found)}
+        rows.append({**dict(zip(columns, key, strict=True)), **spread})
+    return rows
 
 
 # ------------------------------------------------------------------ over documents
@@ -262,8 +258,8 @@ def count_labels(gold: np.ndarray, proba: np.ndarray, predicted: np.ndarray) -> 
 
 def added(counts: Iterable[LabelCounts]) -> LabelCounts:
     """The documents of several tasks with the same labels, counted together."""
-    columns = [[sum(some) for some in zip(*column, strict=True)] for column in list(zip(*counts, strict=True))[:3]]
-    return LabelCounts(*columns)
+    columns = list(zip(*counts, strict=True))[:3]
+    return LabelCounts(*([sum(of_label) for of_label in zip(*column, strict=True)] for column in columns))
 
 
 # ------------------------------------------------------------------ between two
@@ -336,11 +332,6 @@ def mean_interval(differences: Sequence[float]) -> tuple[float, float, float]:
     """Mean of paired differences over runs, and its 95 % interval (Student's t)."""
     low, high = ttest_1samp(differences, 0).confidence_interval()
     return mean(differences), float(low), float(high)
-
-
-def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float:
-    """Spearman's."""
-    return float(spearmanr(a, b).statistic)
 
 
 def kendall_tau(a: Sequence[float], b: Sequence[float]) -> float | None:

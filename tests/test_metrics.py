@@ -45,7 +45,7 @@ def test_equal_means_are_equal_whatever_the_order():
 def test_means_are_over_everything_that_is_not_named():
     values = [0.5, 0.7, 0.9, 0.4]
     rows = [{"task": "ab"[k // 3], "seed": k, "accuracy": value} for k, value in enumerate(values)]
-    first, second = mean_by("task")(rows)
+    first, second = mean_by(rows, "task")
     assert first["accuracy"] == pytest.approx(statistics.mean(values[:3]))
     assert first["sd"] == pytest.approx(statistics.stdev(values[:3]))
     assert (first["n"], second["n"], second["sd"]) == (3, 1, None)

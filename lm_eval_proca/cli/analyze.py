@@ -27,14 +27,13 @@ from lm_eval_proca.compare.formats.tabular import text_table, write_rows
 from lm_eval_proca.distributed import is_first_process
 from lm_eval_proca.errors import ProcaError, ResultsError
 from lm_eval_proca.paper import ANALYSES, get_analysis
-from lm_eval_proca.paper.display import MissingMatplotlib
+from lm_eval_proca.paper.analysis import MissingMatplotlib
 from lm_eval_proca.paper.observations import runs_of, usable
 from lm_eval_proca.runs.score_files import find_score_tables, read_run
 from lm_eval_proca.scores.fitting import make_calibrators
 from lm_eval_proca.scores.score_table import ScoreTable
 from lm_eval_proca.sweep.cell import Cell, cell_scores
-from lm_eval_proca.sweep.runner import run_cells
-from lm_eval_proca.sweep.task_files import find_task_files
+from lm_eval_proca.sweep.runner import evaluate_cell, run_cells
 
 ALL = "all"
 
@@ -100,11 +99,12 @@ def _cells(name: str, args: argparse.Namespace) -> list[Cell]:
     plan = get_analysis(name).plan
     plan = replace(
         plan,
+        tasks=names(args.tasks or plan.tasks),
         shots=tuple(args.num_fewshot or plan.shots),
         seeds=tuple(args.seeds or plan.seeds),
         settings=tuple({**dict(plan.settings), **dict(settings_of(args))}.items()),
     )
-    return plan.cells(find_task_files(names(args.tasks or plan.tasks), args.include_path), args.limit)
+    return plan.cells(args.include_path, args.limit)
 
 
 def _tables_of_model(
@@ -113,7 +113,7 @@ def _tables_of_model(
     """Make the runs that are not finished yet; the tables of each analysis, and a sentence per run that failed."""
     model = model_of(args, args.model_args)
     folder = Path(args.output) / "runs"
-    outcomes = run_cells([cell for some in cells.values() for cell in some], model, folder)
+    outcomes = run_cells([cell for some in cells.values() for cell in some], model, folder, evaluate=evaluate_cell)
     failed = {outcome.cell: outcome for outcome in outcomes if outcome.failure is not None}
     model.unload()
     if not is_first_process():  # the first one alone knows that the last run has got its final name
@@ -138,13 +138,12 @@ def _analyze(name: str, tables: Sequence[ScoreTable], calibrators: Mapping[str, 
         skipped = len(tables) - len(runs)
         print(f"{name}: skipped {skipped} of {len(tables)} score tables: {', '.join(reasons)}", file=sys.stderr)
     print(f"{name}: calibrating {len(runs)} score tables, which may take minutes ...", file=sys.stderr)
-    observed = analysis.observe(runs, calibrators)
-    print(f"{name}: {ANALYSES[name]}\n{text_table(analysis.printed(observed))}")
-    if analysis.note:
-        print(f"note: {analysis.note}")
-    print(f"every observation: {write_rows(observed, output / f'{name}.csv')}")
-    clouds = analysis.clouds(runs) if analysis.clouds else ()
+    found = analysis.from_tables(runs, calibrators)
+    print(f"{name}: {ANALYSES[name]}\n{text_table(found.summary())}")
+    if found.note:
+        print(f"note: {found.note}")
+    print(f"every observation: {write_rows(found.observed, output / f'{name}.csv')}")
     try:
-        print(f"figure: {analysis.display(observed, clouds).plot().save(output / f'{name}.png')}\n")
+        print(f"figure: {found.plot().save(output / f'{name}.png')}\n")
     except MissingMatplotlib as error:
         print(f"no figure: {error}", file=sys.stderr)

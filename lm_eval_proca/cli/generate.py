@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     setup_logging("ERROR")  # LMEVAL_LOG_LEVEL, if set, wins: the progress would be buried
     name, file = find_single_task(args.task, args.include_path)
-    task = load_task(Cell(name, 0, args.seed, settings=settings_of(args), file=file), {})
+    task = load_task(Cell(name, file, 0, args.seed, settings=settings_of(args)), {})
     size = args.size or task.settings.estimate_size
     wanted = Generation(
         size=size,

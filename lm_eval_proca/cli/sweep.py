@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from itertools import groupby
+from pathlib import Path
 
 import datasets
 from lm_eval.utils import setup_logging
@@ -17,14 +18,14 @@ from lm_eval_proca.errors import ModelError
 from lm_eval_proca.metrics import grouped
 from lm_eval_proca.sweep.cell import Cell, Model, earlier_runs, unfinished_cells
 from lm_eval_proca.sweep.generation import evaluate_generating
-from lm_eval_proca.sweep.grid import Prompts, estimate_cost, grid, render_prompts, token_counter
-from lm_eval_proca.sweep.runner import KEPT, Failure, Outcome, run_cells
-from lm_eval_proca.sweep.task_files import find_task_files
+from lm_eval_proca.sweep.grid import Grid, Prompts, estimate_cost, render_prompts, token_counter
+from lm_eval_proca.sweep.runner import KEPT, Failure, Outcome, evaluate_cell, run_cells
 
 PAPER_SHOTS = (0, 1, 4, 8)
 PAPER_SEEDS = (0, 1, 2, 3, 4)
 PAPER_TASKS = ("proca",)  # the group of the nine
 GENERATED = "generated"
+Tokens = dict[Cell, float]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,7 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="split",
         help=f"where unlabeled inputs come from: the train split, or the model itself ({GENERATED}: ProCa-g)",
     )
-    add("--output_path", required=True, metavar="DIR", help="gets one folder per model and in it one per cell")
+    what = "gets one folder per model and in it one per cell"
+    add("--output_path", required=True, type=Path, metavar="DIR", help=what)
     add("--dry-run", action="store_true", help="print the plan with an estimate of tokens, and stop")
 
 
@@ -50,17 +52,13 @@ def run(args: argparse.Namespace) -> int:
     setup_logging("ERROR")
     datasets.disable_progress_bars()
     distributed.join()
-    settings = settings_of(args)
-    task_files = find_task_files(names(args.tasks), args.include_path)
-    models = _models(args)
     generated = args.estimate == GENERATED
-    cells = grid(task_files, args.num_fewshot, args.seeds, limit=args.limit, settings=settings, generated=generated)
-    work: dict[str, dict[Cell, float]] = {}
-    if is_first_process():
-        work = _print_plan(cells, models, args)
+    grid = Grid(names(args.tasks), args.num_fewshot, args.seeds, settings_of(args), generated)
+    cells, models = grid.cells(args.include_path, args.limit), _models(args)
+    work = _print_plan(cells, models, args) if is_first_process() else {}
     if args.dry_run:
         return 0
-    evaluate = evaluate_generating if generated else None
+    evaluate = evaluate_generating if generated else evaluate_cell
     outcomes: list[Outcome] = []
     try:
         for model in models:
@@ -84,11 +82,7 @@ def _models(args: argparse.Namespace) -> list[Model]:
     return models
 
 
-def _print_plan(
-    cells: Sequence[Cell],
-    models: Sequence[Model],
-    args: argparse.Namespace,
-) -> dict[str, dict[Cell, float]]:
+def _print_plan(cells: Sequence[Cell], models: Sequence[Model], args: argparse.Namespace) -> dict[str, Tokens]:
     """Say what is finished and what is to do; give the tokens of each cell, by the name of the model."""
     todo = {model.name: unfinished_cells(cells, model, args.output_path) for model in models}
     total, left = len(cells) * len(models), sum(map(len, todo.values()))
@@ -105,7 +99,7 @@ def _print_plan(
 
 def _print_model(
     model: Model, cells: Sequence[Cell], todo: Sequence[Cell], prompts: Mapping[Cell, Prompts | Failure]
-) -> dict[Cell, float]:
+) -> Tokens:
     print(f"\n{model.name}")
     if not todo:
         print("  nothing to do")
@@ -135,7 +129,7 @@ def _print_model(
     return {cell: float(cost.tokens_prefix_once if reads_once else cost.tokens) for cell, cost in costs.items()}
 
 
-def _print_end(outcomes: Sequence[Outcome], failed: Sequence[Outcome], output_path: str) -> None:
+def _print_end(outcomes: Sequence[Outcome], failed: Sequence[Outcome], output_path: Path) -> None:
     print(f"\n{len(outcomes) - len(failed)} of {len(outcomes)} cells are finished in {output_path}", end="")
     print(f", {len(failed)} failed:" if failed else ".")
     for sentence, alike in grouped(failed, lambda outcome: outcome.failure and outcome.failure.sentence).items():

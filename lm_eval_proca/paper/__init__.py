@@ -21,6 +21,6 @@ ANALYSES = {
 }
 
 
-def get_analysis(name: str) -> Analysis:
-    """The analysis of this name, imported on first use."""
-    return importlib.import_module(f"{__name__}.{name}").ANALYSIS
+def get_analysis(name: str) -> type[Analysis]:
+    """The class `Size` of the module `size`, for instance; imported on first use."""
+    return getattr(importlib.import_module(f"{__name__}.{name}"), name.capitalize())

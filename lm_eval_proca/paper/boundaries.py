@@ -14,10 +14,11 @@ from scipy.special import expit, log_expit
 from lm_eval_proca.calibration.base import Calibrator
 from lm_eval_proca.metrics import Observation, grouped, labeled, mean
 from lm_eval_proca.paper import display
-from lm_eval_proca.paper.analysis import Analysis, Plan
-from lm_eval_proca.paper.observations import PROMPT, Calibrators, Tables, only, run_of, two_labels
+from lm_eval_proca.paper.analysis import Analysis
+from lm_eval_proca.paper.observations import PROMPT, Calibrators, Observations, Tables, only, run_of, two_labels
 from lm_eval_proca.scores.fitting import RAW, accuracy_of, fit_all
 from lm_eval_proca.scores.score_table import ScoreTable
+from lm_eval_proca.sweep.grid import Grid
 
 CONVENTIONAL = 0.5
 STEPS = 4000
@@ -42,57 +43,80 @@ def decision_boundaries(calibrator: Calibrator, log_odds: np.ndarray) -> list[fl
     predicted = predict(line)
     changes = np.flatnonzero(predicted[1:] != predicted[:-1])
     left, right, before = line[changes], line[changes + 1], predicted[changes]
-    for _ in range(30):
+    for _ in range(30 if len(changes) else 0):
         middle = (left + right) / 2
-        same = predict(middle) == before if len(middle) else np.zeros(0, dtype=bool)
+        same = predict(middle) == before
         left, right = np.where(same, middle, left), np.where(same, right, middle)
     return expit((left + right) / 2).tolist()
 
 
-def compare_boundaries(tables: Tables, calibrators: Calibrators) -> list[Observation]:
-    """Figure 2: per prompt and method, the boundary and the accuracy it gives."""
-    observed: list[Observation] = []
-    for table in tables:
-        odds = positive_log_odds(table)
-        common = run_of(table)
-        observed.append({**common, "calibrator": RAW, "boundaries": [CONVENTIONAL], "accuracy": accuracy_of(table)})
-        for name, one in fit_all(table, calibrators)[0].items():
-            found = decision_boundaries(one.calibrator, odds)
-            observed.append({**common, "calibrator": name, "boundaries": found, "accuracy": accuracy_of(table, one)})
-    return observed
-
-
-def score_clouds(tables: Tables) -> list[Observation]:
-    """Figure 2: P(positive) of every evaluation row, with the word of its true label."""
-    return [
-        {**run_of(table), "label": int(label), "word": table.labels[label], "p_positive": float(expit(odds))}
-        for table in tables
-        for label, odds in zip(*labeled(table.gold_of("eval"), positive_log_odds(table)), strict=True)
-    ]
-
-
-class BoundaryDisplay(display.Display):
+class Boundaries(Analysis):
     """Figure 2: the score clouds of each prompt with the conventional and ProCa's boundary, and a bar chart.
 
     The horizontal axis is P(positive) on a log-odds scale, which shows clouds that lie near 0 or 1.
     """
 
+    plan = Grid(("proca_sst2",), seeds=(0, 1))
+    requirements = (two_labels,)
     panel_size = (4.2, 3.4)
     shared_legend = False
 
-    def panels(self) -> list[Any]:
-        return [*display.distinct(map(display.prompt_of, self.clouds)), None]
+    @classmethod
+    def observe(cls, tables: Tables, calibrators: Calibrators) -> list[Observation]:
+        """Per prompt and method, the boundary and the accuracy it gives."""
+        observed: list[Observation] = []
+        for table in tables:
+            run, odds = run_of(table), positive_log_odds(table)
+            observed.append({**run, "calibrator": RAW, "boundaries": [CONVENTIONAL], "accuracy": accuracy_of(table)})
+            for name, one in fit_all(table, calibrators)[0].items():
+                found = decision_boundaries(one.calibrator, odds)
+                observed.append({**run, "calibrator": name, "boundaries": found, "accuracy": accuracy_of(table, one)})
+        return observed
 
-    def draw(self, ax: Any, panel: Any) -> None:
+    @classmethod
+    def observe_documents(cls, tables: Tables) -> list[Observation]:
+        """P(positive) of every evaluation row, with the word of its true label."""
+        return [
+            {**run_of(table), "label": int(label), "word": table.labels[label], "p_positive": float(expit(odds))}
+            for table in tables
+            for label, odds in zip(*labeled(table.gold_of("eval"), positive_log_odds(table)), strict=True)
+        ]
+
+    def summary(self) -> list[Observation]:
+        return only(self.observed, *PROMPT, "seed", "calibrator", "boundaries", "accuracy")
+
+    def panels(self) -> dict[Any, list[Observation]]:
+        return {**grouped(self.clouds, display.prompt_of), None: self.observed}
+
+    def title(self, panel: Any) -> str:
+        return display.titles_of(self.observed)[panel] if panel else "what the boundaries give"
+
+    def draw(self, ax: Any, observed: Observations, panel: Any) -> None:
         if panel is None:
             self._draw_bars(ax)
-        else:
-            self._draw_clouds(ax, panel)
+            return
+        line, top = self._draw_clouds(ax, observed)
+        for one in self.observed:
+            if display.prompt_of(one) == panel and one["calibrator"] in (RAW, "proca"):
+                conventional = one["calibrator"] == RAW
+                name = "conventional boundary" if conventional else "ProCa's boundary"
+                colour = "#e67700" if conventional else display.COLOURS["proca"]
+                for k, place in enumerate(display.log_odds(one["boundaries"])):
+                    look = {"color": colour, "linestyle": "--", "linewidth": 1.8, "label": None if k else name}
+                    ax.axvline(place, ymax=0.64, **look)
+        ticks = display.probability_ticks(line[0], line[-1])
+        ax.set_xticks(display.log_odds(ticks), [f"{tick:g}" for tick in ticks])
+        ax.set_yticks([])
+        ax.set_ylim(-0.28 * top, 1.9 * top)
+        positive = next((one["word"].strip() for one in observed if one["label"] == 1), "positive")
+        ax.set_xlabel(f"P({positive}), log-odds scale")
+        ax.set_ylabel("density")
+        ax.legend(loc="upper left", ncols=1)
 
-    def _draw_clouds(self, ax: Any, prompt: tuple[Any, ...]) -> None:
+    def _draw_clouds(self, ax: Any, cloud: Observations) -> tuple[np.ndarray, float]:
+        """Density and single documents per true label; the places along the axis, and the largest density."""
         from scipy.stats import gaussian_kde
 
-        cloud = [one for one in self.clouds if display.prompt_of(one) == prompt]
         odds = display.log_odds([one["p_positive"] for one in cloud])
         label = np.array([one["label"] for one in cloud])
         words = {one["label"]: one["word"].strip() for one in cloud}
@@ -109,51 +133,17 @@ class BoundaryDisplay(display.Display):
             points = odds[label == k][:400]
             height = -top * (0.06 + 0.1 * k + 0.07 * jitter.random(len(points)))
             ax.scatter(points, height, s=4, color=colour, alpha=0.4, linewidths=0)
-        for one in self.observed:
-            if display.prompt_of(one) == prompt and one["calibrator"] in ("none", "proca"):
-                conventional = one["calibrator"] == "none"
-                for k, boundary in enumerate(one["boundaries"]):
-                    name = "conventional boundary" if conventional else "ProCa's boundary"
-                    ax.axvline(
-                        display.log_odds([boundary])[0],
-                        color="#e67700" if conventional else display.COLOURS["proca"],
-                        linestyle="--",
-                        linewidth=1.8,
-                        ymax=0.64,
-                        label=None if k else name,
-                    )
-        ticks = display.probability_ticks(line[0], line[-1])
-        ax.set_xticks(display.log_odds(ticks), [f"{tick:g}" for tick in ticks])
-        ax.set_yticks([])
-        ax.set_ylim(-0.28 * top, 1.9 * top)
-        ax.set_xlabel(f"P({words.get(1, 'positive')}), log-odds scale")
-        ax.set_ylabel("density")
-        ax.set_title(display.titles_of(self.observed)[prompt])
-        ax.legend(loc="upper left", ncols=1)
+        return line, top
 
     def _draw_bars(self, ax: Any) -> None:
-        titles = display.titles_of(self.observed)
-        looks = display.looks_of(self.observed)
+        titles, looks = display.titles_of(self.observed), display.looks_of(self.observed)
         width = 0.8 / len(looks)
         accuracies = grouped(self.observed, lambda one: (display.prompt_of(one), one["calibrator"]))
-        for k, (method, look) in enumerate(looks.items()):
+        ticks = [title.replace(", ", "\n") for title in titles.values()]
+        for method, look, places in display.side_by_side(ax, ticks, looks, width):
             heights = [mean(one["accuracy"] for one in accuracies[prompt, method]) for prompt in titles]
-            places = display.beside(len(titles), k, len(looks), width)
             bars = ax.bar(places, display.percent(heights), width * 0.92, **look)
             ax.bar_label(bars, fmt="%.0f", fontsize=8, padding=1)
-        ax.set_xticks(range(len(titles)), [title.replace(", ", "\n") for title in titles.values()])
-        ax.grid(axis="x", visible=False)
         ax.set_ylim(0, 122)  # room for the legend
         ax.set_yticks(range(0, 101, 20))
-        ax.set_title("what the boundaries give")
         ax.legend(loc="upper center", ncols=len(looks), columnspacing=1.0, handlelength=1.2)
-
-
-ANALYSIS = Analysis(
-    Plan(("proca_sst2",), seeds=(0, 1)),
-    compare_boundaries,
-    only(*PROMPT, "seed", "calibrator", "boundaries", "accuracy"),
-    BoundaryDisplay,
-    [two_labels],
-    score_clouds,
-)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
@@ -12,20 +12,20 @@ import numpy as np
 from lm_eval_proca.calibration.base import Calibrator
 from lm_eval_proca.errors import ResultsError
 from lm_eval_proca.metrics import Observation, grouped
-from lm_eval_proca.scores.fitting import accuracies, accuracy_of, fit_all
 from lm_eval_proca.scores.identity import digest, weights_and_rest
 from lm_eval_proca.scores.record import RunRecord
 from lm_eval_proca.scores.score_table import ScoreTable
 
 Tables = Sequence[ScoreTable]
+Observations = Sequence[Observation]
 Calibrators = Mapping[str, Calibrator]
 """Unfitted, by name."""
 
 Requirement = Callable[[ScoreTable], "str | None"]
 """Why a table is not for an analysis, in words; None if it is."""
 
-Part = tuple[Observation, np.ndarray]
-"""What is special about a part of the estimate set, and its rows."""
+Part = tuple[Observation, "np.ndarray | None"]
+"""What is special about a fit, and the rows of the estimate set that it is given; None is all of them."""
 
 VARIED = frozenset({"demonstration_counts", "order_seed"})
 """Settings in which the runs of one analysis differ on purpose."""
@@ -51,7 +51,8 @@ def runs_of(tables: Tables) -> tuple[list[ScoreTable], list[str]]:
     tables = [replace(table, record=replace(table.record, model=model, task=task)) for table, model, task in named]
     kept, repeated = [], []
     for (model, task, shots, seed, *_), alike in grouped(tables, lambda table: _which_run(table.record)).items():
-        if len({_what_was_scored(table.record) for table in alike}) > 1:
+        scored = [(one.documents_hash, one.prompt_hash, one.unlabeled_hash) for one in (t.record for t in alike)]
+        if len(set(scored)) > 1:
             raise ResultsError(
                 f"{task} was run by {model} with {shots} shots and seed {seed} on different prompts or unlabeled rows; "
                 f"analyze these runs apart."
@@ -63,10 +64,6 @@ def runs_of(tables: Tables) -> tuple[list[ScoreTable], list[str]]:
 
 def _which_run(record: RunRecord) -> tuple[Any, ...]:
     return (record.model, record.task, record.num_fewshot, record.seed, record.demonstration_counts, record.order_seed)
-
-
-def _what_was_scored(record: RunRecord) -> tuple[Any, ...]:
-    return (record.documents_hash, record.prompt_hash, record.unlabeled_hash)
 
 
 def _arguments(record: RunRecord) -> dict[str, Any]:
@@ -164,39 +161,7 @@ def observe(table: ScoreTable, accuracies: Mapping[str, float], **conditions: An
     return [{**run, "calibrator": name, "accuracy": accuracy} for name, accuracy in accuracies.items()]
 
 
-def observe_methods(
-    tables: Tables, calibrators: Calibrators, conditions: Callable[[RunRecord], Observation] = lambda record: {}
-) -> list[Observation]:
-    """Accuracy of every method on every table."""
-    return [one for t in tables for one in observe(t, accuracies(t, calibrators), **conditions(t.record))]
-
-
-def observe_parts(
-    tables: Tables,
-    calibrators: Calibrators,
-    parts_of: Callable[[ScoreTable], Iterator[Part]],
-) -> list[Observation]:
-    """Accuracies with parts of the estimate set, drawn from a scored pool: one run of the model serves all of them.
-
-    Raw scores and contextual calibration do not depend on the estimate set and come once per part, for comparison.
-    """
-    on_estimate_set = {name: one for name, one in calibrators.items() if one.fits_on == "estimate"}
-    others = {name: one for name, one in calibrators.items() if name not in on_estimate_set}
-    observed: list[Observation] = []
-    for table in tables:
-        unchanged = accuracies(table, others)
-        for conditions, rows in parts_of(table):
-            fits, _ = fit_all(table, on_estimate_set, rows=rows)
-            found = unchanged | {name: accuracy_of(table, one) for name, one in fits.items()}
-            observed += observe(table, found, **conditions)
-    return observed
-
-
-def only(*columns: str) -> Callable[[Sequence[Observation]], list[Observation]]:
-    """A function that gives the observations with these columns alone, each once."""
-
-    def chosen(observations: Sequence[Observation]) -> list[Observation]:
-        parts = [{column: one[column] for column in columns} for one in observations]
-        return [part for k, part in enumerate(parts) if part not in parts[:k]]
-
-    return chosen
+def only(observed: Observations, *columns: str) -> list[Observation]:
+    """The observations with these columns alone, each once."""
+    parts = [{column: one[column] for column in columns} for one in observed]
+    return [part for k, part in enumerate(parts) if part not in parts[:k]]

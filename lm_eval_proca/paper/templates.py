@@ -4,33 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
-from lm_eval_proca.metrics import mean_by
-from lm_eval_proca.paper.analysis import Analysis, Plan
-from lm_eval_proca.paper.display import Display, accuracies_by, beside, distinct, looks_of, short_name, spread_of
-from lm_eval_proca.paper.observations import PROMPT, observe_methods
+from lm_eval_proca.paper.analysis import Analysis
+from lm_eval_proca.paper.display import accuracies_by, distinct, looks_of, short_name, side_by_side, spread_of
+from lm_eval_proca.paper.observations import Observations
+from lm_eval_proca.sweep.grid import Grid
 
 
-class TemplateDisplay(Display):
-    """Figure 4: every method under every template, mean and standard deviation over prompts."""
+class Templates(Analysis):
+    """Figure 4: every method under every template, which the task's name says; mean and spread over prompts."""
 
+    plan = Grid(tuple(f"proca_sst2_template{k}" for k in range(1, 10)))
     panel_size = (9.0, 3.6)
     panel_by = ("model", "num_fewshot")
 
-    def draw(self, ax: Any, panel: Any) -> None:
-        observed = self.of_panel(panel)
+    def draw(self, ax: Any, observed: Observations, panel: Any) -> None:
         tasks = distinct(one["task"] for one in observed)
-        looks = looks_of(self.observed)
-        for k, (method, look) in enumerate(looks.items()):
-            means, spread = spread_of(accuracies_by(observed, method, "task", tasks))
-            places = beside(len(tasks), k, len(looks), 0.16)
+        names = [short_name(task) for task in tasks]
+        for method, look, places in side_by_side(ax, names, looks_of(self.observed), 0.16):
+            means, spread = spread_of(accuracies_by(observed, "task", tasks, calibrator=method))
             ax.errorbar(places, means, yerr=spread, fmt="o", markersize=5, capsize=3, linewidth=1.4, **look)
-        ax.grid(axis="x", visible=False)
-        ax.set_xticks(range(len(tasks)), [short_name(task) for task in tasks])
-
-
-ANALYSIS = Analysis(
-    Plan(tuple(f"proca_sst2_template{k}" for k in range(1, 10))),
-    observe_methods,  # the task's name says the template
-    mean_by(*PROMPT, "calibrator"),
-    TemplateDisplay,
-)

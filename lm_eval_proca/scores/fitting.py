@@ -57,9 +57,9 @@ def calibrators_of_run(table: ScoreTable, params: Params | None = None) -> dict[
 
     A table without a record of filters gets one calibrator of each kind.
     """
-    if not table.record.filters:
-        return suited(make_calibrators(CALIBRATORS, params), len(table.labels))
     filters = table.record.filters
+    if not filters:
+        return suited(make_calibrators(CALIBRATORS, params), len(table.labels))
     chosen = {name: step for name, steps in filters.items() for step in steps if step["function"] in CALIBRATORS}
     return _made(chosen, params or {})
 
@@ -126,10 +126,12 @@ def in_words(failures: Mapping[str, str]) -> Iterator[str]:
 def fit(calibrator: Calibrator, table: ScoreTable, *, rows: np.ndarray | None = None, no_states: str = "") -> Fit:
     """A copy of the calibrator, fitted on the rows of the table that it wants, and what it makes of evaluation rows.
 
-    `rows` takes some of the rows that it is fitted on, by their positions in document order; `no_states` says why the
-    table has no hidden states, if that is known better than the calibrator can tell.
+    `rows` takes some of the documents that it is fitted on, by their positions in document order, and leaves
+    content-free inputs alone; `no_states` says why the table has no hidden states, if that is known better than the
+    calibrator can tell.
     """
     role = role_to_fit(calibrator, table)
+    rows = None if role == "content_free" else rows
     _check(calibrator, table, role)
     documents = table.index_of("eval").tolist()
     folds = fold_of_rows(len(documents), len(table.labels)) if role == "eval" else None
@@ -156,20 +158,15 @@ def predictions(table: ScoreTable, fits: Mapping[str, Fit]) -> Iterator[tuple[st
         yield name, np.exp(one.log_proba), np.argmax(one.log_proba, axis=1)
 
 
-def label_counts(table: ScoreTable, fits: Mapping[str, Fit]) -> dict[str, LabelCounts]:
-    """Which labels the raw scores and every fit prefer."""
-    gold = table.gold_of("eval")
-    return {name: count_labels(gold, proba, found) for name, proba, found in predictions(table, fits)}
-
-
 def recorded(table: ScoreTable, fits: Mapping[str, Fit], failures: Mapping[str, str]) -> RunRecord:
     """The record of the run behind a table, with what was fitted on it."""
+    gold = table.gold_of("eval")
     return replace(
         table.record,
         folds=max((one.folds for one in fits.values()), default=1),
         fits={name: one.calibrator.fit_report() for name, one in fits.items()},
         not_calibrated=dict(failures),
-        label_counts=label_counts(table, fits),
+        label_counts={name: count_labels(gold, proba, found) for name, proba, found in predictions(table, fits)},
     )
 
 
@@ -245,7 +242,7 @@ def accuracy_of(table: ScoreTable, fit: Fit | None = None) -> float:
     return accuracy(table.gold_of("eval"), np.argmax(scores, axis=1))
 
 
-def accuracies(table: ScoreTable, calibrators: Mapping[str, Calibrator]) -> dict[str, float]:
-    """Accuracy of the raw scores and of each calibrator that the table can fit."""
-    fits, _ = fit_all(table, calibrators)
+def accuracies(table: ScoreTable, calibrators: Mapping[str, Calibrator], **options: Any) -> dict[str, float]:
+    """Accuracy of the raw scores and of each calibrator that the table can fit; `options` are those of :func:`fit`."""
+    fits, _ = fit_all(table, calibrators, **options)
     return {RAW: accuracy_of(table)} | {name: accuracy_of(table, one) for name, one in fits.items()}

@@ -91,13 +91,14 @@ class RunRecord:
             raise ResultsError(
                 f"{where} has a record of format {found}, this lm-eval-proca reads format {FORMAT}; run it again"
             )
-        known = {one.name: str(one.type) for one in fields(cls)}
-        if value.keys() - {"format"} != known.keys():
+        kinds = {one.name: str(one.type) for one in fields(cls)}
+        if value.keys() - {"format"} != kinds.keys():
             raise ResultsError(f"the record of {where} was changed: it has other fields than lm-eval-proca writes")
-        for name, kind in known.items():
+        given: dict[str, Any] = {}
+        for name, kind in kinds.items():
             if not _is_of_kind(value[name], kind):
                 raise ResultsError(f"the record of {where} was changed: {name} is {value[name]!r}")
-        given = {name: _of_kind(value[name], kind) for name, kind in known.items()}
+            given[name] = tuple(value[name]) if isinstance(value[name], list) else value[name]
         try:
             given["label_counts"] = {name: LabelCounts(**one) for name, one in value["label_counts"].items()}
             columns = [column for one in given["label_counts"].values() for column in one[:3]]
@@ -109,14 +110,7 @@ class RunRecord:
         return cls(**given)
 
 
-_KINDS: dict[str, Any] = {
-    "str": str,
-    "int": int,
-    "float": (int, float),
-    "bool": bool,
-    "None": type(None),
-    "tuple": list,
-}
+_KINDS: Json = {"str": str, "int": int, "float": (int, float), "bool": bool, "None": type(None), "tuple": list}
 
 
 def _is_of_kind(value: Any, kind: str) -> bool:
@@ -128,10 +122,6 @@ def _is_of_kind(value: Any, kind: str) -> bool:
         item = int if "tuple[int" in kind else str
         return all(type(one) is item for one in value)
     return any(isinstance(value, _KINDS.get(one, dict)) for one in kinds)
-
-
-def _of_kind(value: Any, kind: str) -> Any:
-    return tuple(value) if isinstance(value, list) and "tuple" in kind else value
 
 
 def fingerprint(parts: Iterable[Any]) -> str:

@@ -61,10 +61,8 @@ class ScoreTable:
 
     def __post_init__(self) -> None:
         n = len(self.role)
-        if self.scores.ndim != 2 or any(
-            len(column) != n
-            for column in (self.index, self.gold, self.estimate_gold, self.scores, *self.representations.values())
-        ):
+        columns = (self.index, self.gold, self.estimate_gold, self.scores, *self.representations.values())
+        if self.scores.ndim != 2 or any(len(column) != n for column in columns):
             raise ScoreTableError(
                 f"A score table needs columns of one length and 2-D scores, got {n} roles and "
                 f"scores of shape {self.scores.shape}."
@@ -74,16 +72,10 @@ class ScoreTable:
         """The same rows in the same order, bit by bit, with the same record."""
         if not isinstance(other, ScoreTable):
             return NotImplemented
-        return (
-            self.record == other.record
-            and all(np.array_equal(getattr(self, name), getattr(other, name)) for name in ("role", *_WHOLE_NUMBERS))
-            and np.array_equal(self.scores, other.scores, equal_nan=True)
-            and self.representations.keys() == other.representations.keys()
-            and all(
-                np.array_equal(states, other.representations[layer], equal_nan=True)
-                for layer, states in self.representations.items()
-            )
-        )
+        pairs = [(getattr(self, name), getattr(other, name)) for name in ("role", *_WHOLE_NUMBERS, "scores")]
+        pairs += zip(self.representations.values(), other.representations.values(), strict=False)
+        same_columns = all(np.array_equal(a, b, equal_nan=a.dtype.kind == "f") for a, b in pairs)
+        return self.record == other.record and self.layers == other.layers and same_columns
 
     def not_finite(self, roles: Sequence[str] = ROLES) -> str | None:
         """Which scores of documents of these roles are not finite numbers, in words; None if all are."""
@@ -135,10 +127,10 @@ class ScoreTable:
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write one Parquet file; a reader sees the whole file or none."""
         path = Path(path)
-        columns: dict[str, pa.Array] = {
-            "role": pa.array(self.role.astype(str), pa.string()),
-            **{name: _nullable(getattr(self, name)) for name in _WHOLE_NUMBERS},
-        }
+        columns = {"role": pa.array(self.role.astype(str), pa.string())}
+        for name in _WHOLE_NUMBERS:
+            column = getattr(self, name)
+            columns[name] = pa.array(column, pa.int64(), mask=column == NO_GOLD)
         for k in range(self.scores.shape[1]):
             columns[f"score_{k}"] = pa.array(self.scores[:, k], pa.float64())
         for layer, states in self.representations.items():
@@ -212,7 +204,3 @@ def _matrix(column: pa.ChunkedArray) -> np.ndarray:
     """A column of equally long lists, as an array with one row per list."""
     lists = column.combine_chunks()
     return np.asarray(lists.flatten()).reshape(len(lists), -1)
-
-
-def _nullable(gold: np.ndarray) -> pa.Array:
-    return pa.array(gold, pa.int64(), mask=gold == NO_GOLD)

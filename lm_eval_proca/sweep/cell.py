@@ -12,8 +12,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
-from functools import cache
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +32,8 @@ from lm_eval_proca.scores.identity import (
     task_config,
     weights_and_rest,
 )
-from lm_eval_proca.scores.redaction import public
 from lm_eval_proca.scores.score_table import ScoreTable
-from lm_eval_proca.sweep.task_files import TaskFile, find_single_task
+from lm_eval_proca.sweep.task_files import TaskFile
 
 GivenSettings = tuple[tuple[str, Any], ...]
 """`proca.*` settings as (key, value) pairs, e.g. `(("order_seed", 7),)`."""
@@ -46,18 +44,14 @@ LONGEST_NAME = 200  # of the 255 bytes that file systems allow; the hidden folde
 
 @dataclass(frozen=True)
 class Cell:
-    """What decides a run, apart from the model.
-
-    `file` is the task's YAML, perhaps with what a group changes in it; by default the one that lm-eval knows under the
-    task's name. `generated` says that the model writes the estimate set.
-    """
+    """What decides a run, apart from the model; `generated` says that the model writes the estimate set."""
 
     task: str
+    file: TaskFile
     num_fewshot: int
     seed: int
     limit: int | None = None
     settings: GivenSettings = ()
-    file: TaskFile | Path | None = None
     generated: bool = False
 
     def __post_init__(self) -> None:
@@ -65,10 +59,6 @@ class Cell:
         for key in set(settings) & set(PATH_SETTINGS):
             settings[key] = str(Path(str(settings[key])).expanduser().resolve())
         object.__setattr__(self, "settings", tuple(sorted(settings.items())))
-
-    @property
-    def task_file(self) -> TaskFile:
-        return TaskFile(self.file) if isinstance(self.file, Path) else self.file or _known_file(self.task)
 
     @property
     def name(self) -> str:
@@ -81,47 +71,26 @@ class Cell:
 
     def identity(self, model: Model) -> Identity:
         """Of the run of this cell by a model; reads the task's files as they are now."""
-        file, overrides = self.task_file.path, self.task_file.overrides
-        block = task_config(file, overrides).get("calibration", {})
+        block = task_config(self.file.path, self.file.overrides).get("calibration", {})
         settings = read_settings(self.task, block, {f"{PREFIX}.{key}": value for key, value in self.settings})
         run: Part = {"num_fewshot": self.num_fewshot, "seed": self.seed, "limit": self.limit}
         if self.generated:  # rows that are sampled together share random numbers
             run |= {"estimate_set": "generated", "batch_size": model.batch_size}
-        return run_identity(model.identity, file, asdict(settings), overrides, **run)
+        return run_identity(model.identity, self.file.path, asdict(settings), self.file.overrides, **run)
 
 
+@dataclass(eq=False, repr=False)  # the arguments may hold keys
 class Model:
-    """A language model of lm-eval, loaded on first use and then kept.
+    """A language model of lm-eval, loaded on first use and then kept."""
 
-    Parameters
-    ----------
-    model : str
-        lm-eval's name of the backend, e.g. "hf-shared-prefix".
-    model_args : mapping
-        What `--model_args` says.
-    batch_size, device : optional
-        As lm-eval's options of these names, and its defaults (a machine without that GPU falls back to its CPU). They
-        do not decide the results, so they are not in the identity.
-    """
-
-    def __init__(
-        self,
-        model: str,
-        model_args: Mapping[str, Any],
-        *,
-        batch_size: int | str = 1,
-        device: str = "cuda:0",
-    ) -> None:
-        self.model = model
-        self.model_args = dict(model_args)
-        self.batch_size = batch_size
-        self.device = device
-        self._lm: LM | None = None
-
-    @property
-    def public_args(self) -> dict[str, Any]:
-        """The arguments without keys and tokens: what may be written into files."""
-        return dict(public(self.model_args))
+    model: str
+    """lm-eval's name of the backend, e.g. "hf-shared-prefix"."""
+    model_args: dict[str, Any]
+    """What `--model_args` says."""
+    batch_size: int | str = 1
+    """This and `device` are lm-eval's options of these names. They do not decide the results."""
+    device: str = "cuda:0"
+    _lm: LM | None = field(default=None, init=False)
 
     @property
     def identity(self) -> Part:
@@ -133,7 +102,8 @@ class Model:
         weights, others = weights_and_rest(self.identity)
         backend, weights = others.pop(BACKEND), weights or "default"
         short = Path(weights).name if os.path.isabs(weights) else weights
-        return _readable([short, backend, *(f"{key}={others[key]}" for key in sorted(others))], self.identity)
+        name = _readable([short, backend, *(f"{key}={others[key]}" for key in sorted(others))])
+        return f"{name}-{digest(self.identity)}"
 
     def load(self) -> LM:
         """The model itself; the same object on every call."""
@@ -161,9 +131,9 @@ class Model:
             torch.cuda.empty_cache()
 
 
-def cell_folder(output_dir: str | os.PathLike[str], model: Model, cell: Cell) -> Path:
+def cell_folder(output_dir: Path, model: Model, cell: Cell) -> Path:
     """Where a cell of a model is kept once it is finished; settings that say the same have one folder."""
-    home, end = Path(output_dir) / model.name, digest(cell.identity(model))
+    home, end = output_dir / model.name, digest(cell.identity(model))
     return next(home.glob(f"[!.]*-{end}"), home / f"{cell.name}-{end}")
 
 
@@ -172,12 +142,12 @@ def is_finished(folder: Path) -> bool:
     return any(folder.glob("results_*.json")) and any(folder.glob("scores/*.parquet"))
 
 
-def unfinished_cells(cells: Iterable[Cell], model: Model, output_dir: str | os.PathLike[str]) -> list[Cell]:
+def unfinished_cells(cells: Iterable[Cell], model: Model, output_dir: Path) -> list[Cell]:
     """The cells that a model still has to run."""
     return [cell for cell in cells if not is_finished(cell_folder(output_dir, model, cell))]
 
 
-def earlier_runs(cells: Iterable[Cell], model: Model, output_dir: str | os.PathLike[str]) -> list[str]:
+def earlier_runs(cells: Iterable[Cell], model: Model, output_dir: Path) -> list[str]:
     """What tells unfinished cells from finished ones of their names: a sentence per kind of difference."""
     alike: dict[str, list[str]] = {}
     for cell in cells:
@@ -194,7 +164,7 @@ def earlier_runs(cells: Iterable[Cell], model: Model, output_dir: str | os.PathL
     ]
 
 
-def cell_scores(output_dir: str | os.PathLike[str], model: Model, cell: Cell) -> ScoreTable:
+def cell_scores(output_dir: Path, model: Model, cell: Cell) -> ScoreTable:
     """The score table of a finished cell."""
     folder = cell_folder(output_dir, model, cell)
     tables = sorted(folder.glob("scores/*.parquet"))
@@ -217,12 +187,6 @@ def settings_from_metadata(metadata: Mapping[str, Any]) -> GivenSettings:
     return tuple(settings.items())
 
 
-@cache
-def _known_file(task: str) -> TaskFile:
-    return find_single_task(task)[1]
-
-
-def _readable(parts: Iterable[str], identity: Part | None = None) -> str:
+def _readable(parts: Iterable[str]) -> str:
     """A file name that tells a reader what is in it; only the digest of an identity tells everything apart."""
-    name = re.sub(r"[^\w.+=-]+", "-", "-".join(parts), flags=re.ASCII)[:LONGEST_NAME]
-    return name if identity is None else f"{name}-{digest(identity)}"
+    return re.sub(r"[^\w.+=-]+", "-", "-".join(parts), flags=re.ASCII)[:LONGEST_NAME]

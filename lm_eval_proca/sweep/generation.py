@@ -11,7 +11,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -32,9 +32,7 @@ from lm_eval_proca.scores.identity import Identity, differences, digest, run_ide
 from lm_eval_proca.sweep.cell import Cell, Model
 from lm_eval_proca.sweep.runner import evaluate_cell, load_task
 
-KIND = "generated estimate set"
-MANY_LABELS = 10
-"""From this many labels on, one demonstration per class is shown instead of two (the paper's rule for DBPedia)."""
+Json = Mapping[str, Any]
 
 PER_ORDER = 4
 """Continuations of one order of the demonstrations: backends that share equal prompts read them once."""
@@ -107,8 +105,8 @@ class Template:
 
 
 def default_per_class(labels: int) -> int:
-    """Two labeled examples per class, one for DBPedia (section 4.5)."""
-    return 1 if labels >= MANY_LABELS else 2
+    """Two labeled examples per class; one from ten labels on, as in the paper for DBPedia (section 4.5)."""
+    return 1 if labels >= 10 else 2
 
 
 def generate(
@@ -122,27 +120,26 @@ def generate(
     if finished is not None:
         _check_same(path, "holds", finished, identity)
         return finished
-    template = Template(task)
-    demonstrations = _demonstrations(task, wanted)
+    template, demonstrations = Template(task), _demonstrations(task, wanted)
+    longest = max(len(one["text"]) for one in demonstrations)
     origin = {
-        "kind": KIND,
+        "kind": "generated estimate set",
         "task": task.config.task,
         "model": model.name,
         "labels": task.labels,
         "demonstrations": demonstrations,
         **asdict(wanted),
-        "max_gen_toks": _longest(demonstrations),
+        "max_gen_toks": max(32, longest // 2),  # a token has about four characters; an input may be twice as long
         "lm_eval_proca": lm_eval_proca.__version__,
         "identity": identity,
     }
     rounds = _begun(partial, origin)
     texts = [text for of_round in rounds for text in of_round]
     rows, counts = _select(texts, template, demonstrations, task)
-    with tqdm(
-        total=wanted.size, initial=min(len(rows), wanted.size), desc=f"{task.config.task}: kept", disable=not progress
-    ) as bar:
+    shown = {"desc": f"{task.config.task}: kept", "disable": not progress}
+    with tqdm(total=wanted.size, initial=min(len(rows), wanted.size), **shown) as bar:
         while len(rows) < wanted.size and len(texts) < wanted.max_generations:
-            prompts = _prompts(task, template, demonstrations, len(rounds), wanted)
+            prompts = _prompts(task, template.head, demonstrations, len(rounds), wanted)
             rounds.append(_continuations(model, task, prompts, len(rounds), origin))
             _append(partial, rounds[-1], mode="ab")
             texts += rounds[-1]
@@ -161,12 +158,11 @@ def generation_identity(task: CalibratedTask, model: Model, wanted: Generation) 
     settings = asdict(replace(task.settings, estimate_file=None))
     source, template = task.config.metadata["config_source"], Template(task)
     shown = [task.config.description, template.head, *template.borders, *task.labels]  # a group may have changed them
-    return run_identity(
-        model.identity, source, settings, **asdict(wanted), batch_size=model.batch_size, shown=digest(shown)
-    )
+    run = {**asdict(wanted), "batch_size": model.batch_size, "shown": digest(shown)}
+    return run_identity(model.identity, source, settings, **run)
 
 
-def _check_same(path: Path, does: str, origin: Mapping[str, Any], identity: Identity) -> None:
+def _check_same(path: Path, does: str, origin: Json, identity: Identity) -> None:
     other = differences(origin.get("identity", {}), identity)
     if other:
         raise TaskError(f"{path} {does} an estimate set of another {other}; delete it or choose another file.")
@@ -194,13 +190,12 @@ def evaluate_generating(cell: Cell, model: Model, folder: Path) -> Mapping[str, 
 
 def _demonstrations(task: CalibratedTask, wanted: Generation) -> list[dict[str, str]]:
     """Labeled examples from the few-shot split, none of which is evaluated."""
-    labels = len(task.labels)
     sampler = OnePromptSampler(
         task.sampler.df,
         task=str(task.config.task),
         allowed=task.sampler.allowed,
         label_of=task.sampler.label_of,
-        counts=[wanted.per_class] * labels,
+        counts=[wanted.per_class] * len(task.labels),
     ).set_rnd(wanted.seed)
     return [
         {
@@ -208,43 +203,25 @@ def _demonstrations(task: CalibratedTask, wanted: Generation) -> list[dict[str, 
             "text": str(task.doc_to_text(row)),
             "label": task.labels[task.sampler.label_of(row)],
         }
-        for row in sampler.sample(wanted.per_class * labels)
+        for row in sampler.sample(wanted.per_class * len(task.labels))
     ]
 
 
-def _prompts(
-    task: CalibratedTask,
-    template: Template,
-    demonstrations: Sequence[Mapping[str, str]],
-    number: int,
-    wanted: Generation,
-) -> list[str]:
-    rnd = Random(f"round-{wanted.seed}-{number}")
-    config = task.config
-    orders = [rnd.sample(demonstrations, len(demonstrations)) for _ in range(-(-wanted.round_size // PER_ORDER))]
-    prompts = []
-    for order in orders:
-        shown = "".join(f"{d['text']}{config.target_delimiter}{d['label']}{config.fewshot_delimiter}" for d in order)
-        prompts += [f"{config.description or ''}{shown}{template.head}"] * PER_ORDER
+def _prompts(task: CalibratedTask, head: str, shown: Sequence[Json], number: int, wanted: Generation) -> list[str]:
+    rnd, config = Random(f"round-{wanted.seed}-{number}"), task.config
+    examples = [f"{one['text']}{config.target_delimiter}{one['label']}{config.fewshot_delimiter}" for one in shown]
+    prompts: list[str] = []
+    while len(prompts) < wanted.round_size:
+        order = rnd.sample(examples, len(examples))
+        prompts += [f"{config.description or ''}{''.join(order)}{head}"] * PER_ORDER
     return prompts[: wanted.round_size]
 
 
-def _longest(demonstrations: Iterable[Mapping[str, str]]) -> int:
-    """Tokens to allow: a token has about four characters, and an input may be twice as long as the longest shown."""
-    return max(32, max(len(d["text"]) for d in demonstrations) // 2)
-
-
-def _continuations(
-    model: Model, task: CalibratedTask, prompts: Sequence[str], number: int, origin: Mapping[str, Any]
-) -> list[str]:
+def _continuations(model: Model, task: CalibratedTask, prompts: Sequence[str], number: int, origin: Json) -> list[str]:
     import torch  # here, as it takes seconds that a finished file does not need
 
-    options = {
-        "until": [task.config.fewshot_delimiter],
-        "do_sample": True,
-        "temperature": origin["temperature"],
-        "max_gen_toks": origin["max_gen_toks"],
-    }
+    options = {"until": [task.config.fewshot_delimiter], "do_sample": True}
+    options |= {key: origin[key] for key in ("temperature", "max_gen_toks")}
     requests = [
         Instance(request_type="generate_until", doc={}, arguments=(prompt, dict(options)), idx=i)
         for i, prompt in enumerate(prompts)
@@ -268,31 +245,28 @@ def _whole_rounds(lm: Any, round_size: int) -> AbstractContextManager[Any]:
 
 
 def _select(
-    texts: Sequence[str], template: Template, demonstrations: Sequence[Mapping[str, str]], task: CalibratedTask
+    texts: Sequence[str], template: Template, demonstrations: Sequence[Json], task: CalibratedTask
 ) -> tuple[list[dict[str, str]], dict[str, int]]:
     """The usable inputs in the order they were written, and what became of each generation."""
-    shown = {tuple(d[name] for name in template.fields) for d in demonstrations}
-    seen: set[tuple[str, ...]] = set()
+    names = task.settings.text_fields
+    copies = {tuple(one[name] for name in names) for one in demonstrations} | task.evaluated_texts
     counts: Counter[str] = Counter(kept=0, empty=0, truncated=0, copied=0, duplicate=0)
-    rows = []
+    kept: dict[tuple[str, ...], dict[str, str]] = {}
     for text in texts:
-        parts = template.cut(text)
-        if parts is None or any("\n" in value for value in parts[0].values()):
+        fields, label = template.cut(text) or (dict.fromkeys(names, "\n"), "")
+        content = tuple(fields[name] for name in names)
+        if "\n" in "".join(content):
             counts["truncated"] += 1
-            continue
-        fields, label = parts
-        content = tuple(fields[name] for name in template.fields)
-        if not all(content):
+        elif not all(content):
             counts["empty"] += 1
-        elif content in shown or tuple(fields[name] for name in task.settings.text_fields) in task.evaluated_texts:
+        elif content in copies:
             counts["copied"] += 1
-        elif content in seen:
+        elif content in kept:
             counts["duplicate"] += 1
         else:
-            seen.add(content)
             counts["kept"] += 1
-            rows.append({**fields, "generated_label": label})
-    return rows, dict(counts)
+            kept[content] = {**fields, "generated_label": label}
+    return list(kept.values()), dict(counts)
 
 
 @contextmanager
@@ -306,7 +280,7 @@ def _files_at(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _begun(path: Path, origin: Mapping[str, Any]) -> list[list[str]]:
+def _begun(path: Path, origin: Json) -> list[list[str]]:
     """What the model has written so far, one JSON line per round; a line that was cut off does not count."""
     with _files_at(path):
         content = path.read_bytes() if path.exists() else b""

@@ -1,8 +1,9 @@
-"""A sweep: models x tasks x shots x seeds. Which cells that is, which are left, and how many tokens they cost."""
+"""Tasks x shots x seeds: which cells that is, and how many tokens they cost."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from statistics import mean
@@ -12,28 +13,41 @@ from lm_eval_proca.harness.documents import CONTENT_FREE_TEXTS
 from lm_eval_proca.metrics import grouped
 from lm_eval_proca.sweep.cell import Cell, GivenSettings, Model
 from lm_eval_proca.sweep.runner import Failure, load_task
-from lm_eval_proca.sweep.task_files import TaskFile
+from lm_eval_proca.sweep.task_files import find_task_files
 
 PROMPTS_RENDERED = 8
 CHARACTERS_PER_TOKEN = 4
 TOKENIZER_ARGS = ("revision", "subfolder", "trust_remote_code", "gguf_file")
 
 
-def grid(
-    task_files: Mapping[str, TaskFile],
-    shots: Sequence[int],
-    seeds: Sequence[int],
-    *,
-    limit: int | None = None,
-    settings: GivenSettings = (),
-    generated: bool = False,
-) -> list[Cell]:
-    """Every combination, once; seeds vary fastest, so that a table fills row by row."""
-    cells = (
-        Cell(task, n, seed, limit, settings, file, generated)
-        for (task, file), n, seed in product(task_files.items(), shots, seeds)
-    )
-    return list(dict.fromkeys(cells))
+@dataclass(frozen=True)
+class Grid:
+    """Every task at every number of shots under every seed, with the same settings."""
+
+    tasks: Sequence[str]
+    """Names of tasks or groups, or patterns."""
+    shots: Sequence[int] = (4,)
+    seeds: Sequence[int] = (0, 1, 2, 3, 4)
+    settings: GivenSettings = ()
+    generated: bool = False
+    orders: int = 0
+    """If any: every proportion of positive demonstrations in so many orders, a cell for each (two labels)."""
+
+    def cells(self, include_path: Sequence[str] = (), limit: int | None = None) -> list[Cell]:
+        """Each cell once; seeds vary fastest, so that a table fills row by row."""
+        files = find_task_files(self.tasks, include_path)
+        cells = [
+            Cell(task, file, shots, seed, limit, (*self.settings, *varied), self.generated)
+            for (task, file), shots, seed in product(files.items(), self.shots, self.seeds)
+            for varied in self._proportions(shots) or [()]
+        ]
+        return list(dict.fromkeys(cells))
+
+    def _proportions(self, shots: int) -> list[GivenSettings]:
+        return [
+            (("demonstration_counts", f"{shots - positives}/{positives}"), ("order_seed", order))
+            for positives, order in product(range(shots + 1), range(self.orders))
+        ]
 
 
 @dataclass(frozen=True)
@@ -91,19 +105,14 @@ class Cost(NamedTuple):
 def estimate_cost(prompts: Prompts, count: Callable[[str], int]) -> Cost:
     """From the mean length of the rendered prompts; the label's own token comes on top."""
     prompt = mean(count(text) for text in prompts.rendered) + 1
-    prefix = count(_common_beginning(prompts.rendered)) if len(prompts.rendered) > 1 else 0
+    shared = os.path.commonprefix(prompts.rendered)  # noqa: RUF071  (of texts, not of paths)
+    prefix = count(shared) if len(prompts.rendered) > 1 else 0
     return Cost(
         documents=prompts.documents,
         requests=prompts.documents * prompts.labels,
         tokens=round(prompts.documents * prompt),
         tokens_prefix_once=round(prefix + prompts.documents * (prompt - prefix)),
     )
-
-
-def _common_beginning(texts: Sequence[str]) -> str:
-    first, last = min(texts), max(texts)  # whatever these two share, all between them share
-    differ = (i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b)
-    return first[: next(differ, len(first))]
 
 
 def token_counter(model: Model) -> tuple[Callable[[str], int], str]:
@@ -116,8 +125,6 @@ def token_counter(model: Model) -> tuple[Callable[[str], int], str]:
         options = {key: args[key] for key in TOKENIZER_ARGS if key in args}
         tokenizer = AutoTokenizer.from_pretrained(str(name), **options)
     except Exception:  # no network, no such tokenizer, an API's model: any of these leaves the rule of thumb
-        return (
-            lambda text: len(text) // CHARACTERS_PER_TOKEN,
-            f"characters / {CHARACTERS_PER_TOKEN}, no tokenizer could be loaded",
-        )
+        counted_with = f"characters / {CHARACTERS_PER_TOKEN}, no tokenizer could be loaded"
+        return lambda text: len(text) // CHARACTERS_PER_TOKEN, counted_with
     return lambda text: len(tokenizer(text, verbose=False)["input_ids"]), "the model's own tokenizer"

@@ -17,7 +17,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -35,6 +35,7 @@ from lm_eval_proca.distributed import Ranks, compute_once, is_first_process
 from lm_eval_proca.errors import ProcaError, ResultsError, TaskError
 from lm_eval_proca.harness.task import CalibratedTask
 from lm_eval_proca.scores.identity import IDENTITY_FILE
+from lm_eval_proca.scores.redaction import public
 from lm_eval_proca.sweep.cell import Cell, Model, cell_folder, earlier_runs, is_finished, unfinished_cells
 
 UNFINISHED = ".unfinished-"
@@ -80,29 +81,24 @@ class Outcome:
 def run_cells(
     cells: Sequence[Cell],
     model: Model,
-    output_dir: str | os.PathLike[str],
+    output_dir: Path,
     *,
-    evaluate: Evaluate | None = None,
+    evaluate: Evaluate,
     work: Mapping[Cell, float] | None = None,
-    progress: bool = True,
 ) -> list[Outcome]:
-    """Run the cells that are not finished yet; an outcome for each, in the order given.
+    """Run the cells that are not finished yet, on every process; an outcome for each, in the order given.
 
-    Parameters
-    ----------
-    evaluate : callable, optional
-        What a cell does, called on every process; by default the ordinary lm-eval run.
-    work : mapping, optional
-        Tokens of each cell, for the time left; a cell that is not in it counts as the mean, without it all are alike.
+    `work` is the tokens of each cell, for the time left: a cell that is not in it counts as the mean, and without it
+    all are alike.
     """
-    ranks, run = Ranks(), evaluate or evaluate_cell
+    ranks = Ranks()
     cells = list(dict.fromkeys(cells))
     outcomes = {cell: Outcome(cell) for cell in cells}
     with ExitStack() as held:
-        todo = compute_once(lambda: _start(cells, model, Path(output_dir), held))
+        todo = compute_once(lambda: _start(cells, model, output_dir, held))
         if not todo:
             return list(outcomes.values())
-        shown = progress and is_first_process()
+        shown = is_first_process()
         for sentence in earlier_runs(todo, model, output_dir) if shown else ():
             print(sentence, file=sys.stderr)
         no_model = ranks.agree(_failure_of(model.load))
@@ -111,7 +107,7 @@ def run_cells(
         with _progress_bar(sum(weights.values()), unit="tokens" if work else "cells", shown=shown) as bar:
             for number, cell in enumerate(todo, start=1):
                 bar.set_description(f"{number} of {len(todo)}: {cell.task} {cell.num_fewshot}-shot seed {cell.seed}")
-                outcome = Outcome(cell, no_model) if no_model else _run_cell(cell, model, output_dir, run, ranks)
+                outcome = Outcome(cell, no_model) if no_model else _run_cell(cell, model, output_dir, evaluate, ranks)
                 outcomes[cell] = _logged(outcome, cell_folder(output_dir, model, cell))
                 bar.update(weights[cell])
                 if shown:
@@ -153,9 +149,7 @@ def _alone_in(home: Path) -> Iterator[None]:
         yield
 
 
-def _run_cell(
-    cell: Cell, model: Model, output_dir: str | os.PathLike[str], evaluate: Evaluate, ranks: Ranks
-) -> Outcome:
+def _run_cell(cell: Cell, model: Model, output_dir: Path, evaluate: Evaluate, ranks: Ranks) -> Outcome:
     begin = time.monotonic()
     finished = cell_folder(output_dir, model, cell)
     if compute_once(lambda: is_finished(finished)):  # another cell of this call said the same in other words
@@ -253,21 +247,22 @@ def load_task(cell: Cell, metadata: Mapping[str, Any]) -> CalibratedTask:
     settings = {f"proca.{key}": value for key, value in cell.settings}
     if cell.generated:  # a task whose estimate set is yet to be written needs no split to draw it from
         settings.setdefault("proca.estimate_file", "generated")
-    task = cell.task_file.load({**metadata, **settings})
+    task = cell.file.load({**metadata, **settings})
     if not isinstance(task, CalibratedTask):
         raise TaskError(
             f"{cell.task} is not a calibrated task and gives no score table; add `class: !function "
-            f"lm_eval_proca.CalibratedTask` and a `calibration:` block to a copy of {cell.task_file.path.name}."
+            f"lm_eval_proca.CalibratedTask` and a `calibration:` block to a copy of {cell.file.path.name}."
         )
     return task
 
 
 def evaluate_cell(cell: Cell, model: Model, folder: Path) -> dict[str, float]:
     """What `lm_eval --output_path … --log_samples --seed …` would do; the first process writes into `folder`."""
-    args = model.public_args
+    args = public(model.model_args)
     task = load_task(cell, {**args, "proca.scores_dir": str(folder / "scores")})
     tracker = EvaluationTracker(output_path=str(folder / "results.json"))
-    with _environment_asked_once():
+    seeds = ("random_seed", "numpy_random_seed", "torch_random_seed", "fewshot_random_seed")
+    with patch.multiple(evaluator, **_environment()):
         results = simple_evaluate(
             model=model.load(),
             model_args=args,
@@ -277,10 +272,7 @@ def evaluate_cell(cell: Cell, model: Model, folder: Path) -> dict[str, float]:
             limit=cell.limit,
             batch_size=model.batch_size,
             device=model.device,
-            random_seed=cell.seed,
-            numpy_random_seed=cell.seed,
-            torch_random_seed=cell.seed,
-            fewshot_random_seed=cell.seed,
+            **dict.fromkeys(seeds, cell.seed),
             log_samples=True,
             fewshot_as_multiturn=None,  # this and the next as lm_eval's command line hands them over by default
             gen_kwargs={},
@@ -300,16 +292,12 @@ def evaluate_cell(cell: Cell, model: Model, folder: Path) -> dict[str, float]:
 
 
 @cache
-def _environment() -> tuple[dict[str, Any], str | None]:
+def _environment() -> dict[str, Any]:
+    """lm-eval asks pip, git and the driver in every run what the environment is: seconds per cell, for one answer."""
     info: dict[str, Any] = {}
     add_env_info(info)
-    return info, get_git_commit_hash()
-
-
-def _environment_asked_once() -> AbstractContextManager[Any]:
-    """lm-eval asks pip, git and the driver in every run what the environment is: seconds per cell, for one answer."""
-    info, commit = _environment()
-    return patch.multiple(evaluator, add_env_info=lambda to: to.update(info), get_git_commit_hash=lambda: commit)
+    commit = get_git_commit_hash()
+    return {"add_env_info": lambda to: to.update(info), "get_git_commit_hash": lambda: commit}
 
 
 def _check_written(folder: Path, samples: int) -> None:

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from fnmatch import filter as matching
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 from lm_eval.api.task import Task
 from lm_eval.tasks import TaskManager
-from lm_eval.tasks._factory import TaskFactory
+from lm_eval.tasks._factory import Entry, Kind, TaskFactory
 
 from lm_eval_proca.errors import ProcaError, TaskError
 from lm_eval_proca_discovery import task_configs_path
@@ -26,10 +26,8 @@ class TaskFile:
 
     def load(self, metadata: dict[str, Any]) -> Task:
         """The task itself, which loads its dataset."""
-        manager = TaskManager(include_defaults=False, metadata=metadata)  # without an index: that takes no time
-        manager._factory = _OverridingFactory(self.overrides, metadata)
-        (task,) = manager.load([str(self.path)])["tasks"].values()
-        return task
+        entry = Entry(self.path.stem, Kind.TASK, self.path)
+        return cast(Task, TaskFactory(meta=metadata).build(entry, overrides=dict(self.overrides), registry={}))
 
 
 def find_task_files(names: Sequence[str], include_path: Sequence[str] = ()) -> dict[str, TaskFile]:
@@ -58,9 +56,8 @@ def find_task_configs(name: str, include_path: Sequence[str] = ()) -> dict[str, 
     """The configuration of every task that a task, group, tag or pattern stands for, as its YAML files have it."""
     index = _index([task_configs_path(), *include_path], include_defaults=True)
     tasks = {key for key, entry in index.items() if entry.kind.name in ("TASK", "PY_TASK")}
-    found: dict[str, TaskFile] = {}
-    for key in [name] if name in index else matching(tasks, name):
-        found |= _members(key, index)
+    chosen = [name] if name in index else matching(tasks, name)
+    found = {task: file for key in chosen for task, file in _members(key, index).items()}
     if not found:
         raise TaskError(
             f"There is no task {name}; a pattern such as 'mmlu*' needs quotes, --include_path DIR adds yours."
@@ -115,14 +112,3 @@ class _NotingFactory(TaskFactory):
                     f"folder by --include_path."
                 )
         return super()._build_group_members(member_list, group_name, overrides, registry)
-
-
-class _OverridingFactory(TaskFactory):
-    """Builds tasks with what a group changes in them."""
-
-    def __init__(self, overrides: Mapping[str, Any], metadata: dict[str, Any]) -> None:
-        super().__init__(meta=metadata)
-        self.overrides = dict(overrides)
-
-    def _build_task(self, entry: Any, overrides: dict[str, Any] | None) -> Task:
-        return super()._build_task(entry, {**(overrides or {}), **self.overrides})

@@ -138,12 +138,11 @@ def test_a_group_and_a_task_of_ones_own_are_found(
 def test_proportions_reach_the_prompts(
     tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: Output
 ) -> None:
-    from lm_eval_proca.paper import proportions
+    from lm_eval_proca.paper.proportions import Proportions
 
     pytest.importorskip("matplotlib").use("Agg")
     monkeypatch.setenv("PROCA_DATA_DIR", str(data_dir))
-    plan = replace(proportions.ANALYSIS.plan, shots=(2,), orders=2)
-    monkeypatch.setattr(proportions, "ANALYSIS", replace(proportions.ANALYSIS, plan=plan))
+    monkeypatch.setattr(Proportions, "plan", replace(Proportions.plan, shots=(2,), orders=2))
     command = ["analyze", "proportions", "--model", "dummy", "--model_args", "pretrained=none", "--limit", "10"]
     command += ["--metadata", "proca.estimate_size=40", "--param", "proca.n_init=2", "--output", str(tmp_path)]
     assert main(command) == 0

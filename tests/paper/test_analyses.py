@@ -62,7 +62,7 @@ def test_proca_boundaries_part_the_line_as_its_predictions_do(calibrators: dict)
 
 def test_compared_boundaries_carry_the_accuracies_of_the_methods(calibrators: dict) -> None:
     tables = [made_table(seed=seed) for seed in (0, 1)]
-    rows = boundaries.compare_boundaries(tables, calibrators)
+    rows = boundaries.Boundaries.observe(tables, calibrators)
     for table, seed in zip(tables, (0, 1), strict=True):
         of_prompt = {row["calibrator"]: row["accuracy"] for row in rows if row["seed"] == seed}
         assert of_prompt == accuracies(table, calibrators)
@@ -71,7 +71,7 @@ def test_compared_boundaries_carry_the_accuracies_of_the_methods(calibrators: di
 
 def test_clouds_hold_every_evaluation_row() -> None:
     table = made_table()
-    cloud = boundaries.score_clouds([table])
+    cloud = boundaries.Boundaries.observe_documents([table])
     probabilities = np.exp(log_softmax(table.scores_of("eval"), axis=1))[:, 1]
     np.testing.assert_allclose([row["p_positive"] for row in cloud], probabilities)
     assert [row["word"] for row in cloud] == [table.labels[gold] for gold in table.gold_of("eval")]
@@ -80,7 +80,7 @@ def test_clouds_hold_every_evaluation_row() -> None:
 def test_accuracy_over_thresholds_is_counted_row_by_row(calibrators: dict) -> None:
     table = made_table(eval_rows=50)
     probabilities = np.exp(log_softmax(table.scores_of("eval"), axis=1))[:, 1]
-    rows = thresholds.accuracy_over_thresholds([table], calibrators)
+    rows = thresholds.Thresholds.observe([table], calibrators)
     for row in rows:
         right = sum(
             (p > row["threshold"]) == (g == 1) for p, g in zip(probabilities, table.gold_of("eval"), strict=True)
@@ -90,7 +90,7 @@ def test_accuracy_over_thresholds_is_counted_row_by_row(calibrators: dict) -> No
 
 
 def test_default_thresholds_have_the_conventional_one_in_the_middle(calibrators: dict) -> None:
-    found = [row["threshold"] for row in thresholds.accuracy_over_thresholds([made_table()], calibrators)]
+    found = [row["threshold"] for row in thresholds.Thresholds.observe([made_table()], calibrators)]
     assert len(found) == 41
     assert found[20] == pytest.approx(0.5)
     assert found == sorted(found)
@@ -117,7 +117,7 @@ def test_imbalanced_sets_have_the_proportion_asked_for(monkeypatch: pytest.Monke
     label_of = {
         row.tobytes(): gold for row, gold in zip(table.scores_of("estimate"), table.gold_of("estimate"), strict=True)
     }
-    rows = imbalance.ANALYSIS.observe([table], {"bc": Witness()})
+    rows = imbalance.Imbalance.observe([table], {"bc": Witness()})
     assert len(Witness.seen) == 9 * 2
     for level, part in zip(np.repeat(imbalance.LEVELS, 2), Witness.seen, strict=True):
         labels = [label_of[row.tobytes()] for row in part]
@@ -133,7 +133,7 @@ def test_imbalance_takes_the_largest_set_that_every_level_allows(monkeypatch: py
     monkeypatch.setattr(imbalance, "DRAWS", 1)
     table = made_table(estimate_rows=60)
     negative, positive = np.bincount(table.gold_of("estimate"))
-    rows = imbalance.ANALYSIS.observe([table], {"bc": Witness()})
+    rows = imbalance.Imbalance.observe([table], {"bc": Witness()})
     total = rows[0]["estimate_size"]
     assert round(0.9 * total) <= min(negative, positive)
     assert round(0.9 * (total + 1)) > min(negative, positive)
@@ -145,8 +145,8 @@ def test_proca_bears_imbalance_that_batch_calibration_does_not(
     monkeypatch.setattr(imbalance, "LEVELS", (0.1, 0.5, 0.9))
     monkeypatch.setattr(imbalance, "DRAWS", 2)
     table = made_table(separation=3.0, estimate_rows=500)
-    rows = imbalance.ANALYSIS.observe([table], calibrators)
-    mean = {(row["positives"], row["calibrator"]): row["accuracy"] for row in mean_by("positives", "calibrator")(rows)}
+    rows = imbalance.Imbalance.observe([table], calibrators)
+    mean = {(row["positives"], row["calibrator"]): row["accuracy"] for row in mean_by(rows, "positives", "calibrator")}
     assert mean[0.5, "proca"] - mean[0.1, "proca"] < 0.02
     assert mean[0.1, "proca"] > mean[0.1, "bc"]
 
@@ -156,7 +156,7 @@ def test_sizes_are_random_parts_of_the_pool_without_repetition(monkeypatch: pyte
     monkeypatch.setattr(size, "DRAWS", 3)
     table = made_table()
     pool = {row.tobytes() for row in table.scores_of("estimate")}
-    size.ANALYSIS.observe([table], {"bc": Witness()})
+    size.Size.observe([table], {"bc": Witness()})
     assert [len(part) for part in Witness.seen] == [10] * 3 + [40] * 3
     for part in Witness.seen:
         rows = {row.tobytes() for row in part}
@@ -168,7 +168,7 @@ def test_sizes_are_random_parts_of_the_pool_without_repetition(monkeypatch: pyte
 def test_the_whole_pool_gives_the_accuracies_of_the_run(calibrators: dict, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(size, "DRAWS", 2)
     table = made_table(labels=3)
-    rows = size.ANALYSIS.observe([table], calibrators)
+    rows = size.Size.observe([table], calibrators)
     for draw in (0, 1):
         whole = [row for row in rows if (row["estimate_size"], row["draw"]) == (300, draw)]
         found = {row["calibrator"]: row["accuracy"] for row in whole}
@@ -192,8 +192,8 @@ def test_ablations_change_one_parameter_and_nothing_else() -> None:
     tables = [made_table("proca_agnews", labels=4, seed=seed) for seed in (0, 1)]
     calibrators = {"proca": PrototypicalCalibrator(n_init=3, random_state=5)}
     for rows, parameter, values in (
-        (selection.ANALYSIS.observe(tables, calibrators), "selection", ("likelihood", "assignment")),
-        (formats.ANALYSIS.observe(tables, calibrators), "features", ("log_likelihood", "prob", "log_prob")),
+        (selection.Selection.observe(tables, calibrators), "selection", ("likelihood", "assignment")),
+        (formats.Formats.observe(tables, calibrators), "features", ("log_likelihood", "prob", "log_prob")),
     ):
         expected = [
             np.mean(
@@ -218,8 +218,8 @@ def test_templates_and_proportions_hold_every_method_of_every_prompt(calibrators
         made_table(shots=8, seed=seed, demonstration_counts=counts, order_seed=seed)
         for seed, counts in enumerate(([5, 3], [0, 8]))
     ]
-    of_task = templates.ANALYSIS.observe(tables, calibrators)
-    rows = label_proportions.ANALYSIS.observe(tables, calibrators)
+    of_task = templates.Templates.observe(tables, calibrators)
+    rows = label_proportions.Proportions.observe(tables, calibrators)
     assert [(row["positives"], row["order"]) for row in rows[::4]] == [(3, 0), (8, 1)]
     for seed, table in enumerate(tables):
         expected = accuracies(table, calibrators)
@@ -246,7 +246,7 @@ def test_tables_that_an_analysis_cannot_use_are_left_out_with_the_reason() -> No
         [good, unlabeled, no_estimate_set, one_sided],
         [four, not_a_number],
     )
-    assert usable(tables, imbalance.ANALYSIS.requirements) == (
+    assert usable(tables, imbalance.Imbalance.requirements) == (
         [good],
         [
             four,
@@ -264,7 +264,7 @@ def test_tables_that_an_analysis_cannot_use_are_left_out_with_the_reason() -> No
 
 def test_columns_are_chosen_and_each_line_stands_once() -> None:
     rows = [{"task": task, "seed": seed} for task in "ab" for seed in (0, 1)]
-    assert only("task")(rows) == [{"task": "a"}, {"task": "b"}]
+    assert only(rows, "task") == [{"task": "a"}, {"task": "b"}]
 
 
 def test_rows_without_gold_are_in_no_measure(calibrators: dict) -> None:
@@ -273,8 +273,8 @@ def test_rows_without_gold_are_in_no_measure(calibrators: dict) -> None:
     partly = replace(table, gold=gold)
     kept = table.gold_of("eval")[20:]
     probability = expit(boundaries.positive_log_odds(table))[20:]
-    assert [one["label"] for one in boundaries.score_clouds([partly])] == kept.tolist()
-    for row in thresholds.accuracy_over_thresholds([partly], calibrators):
+    assert [one["label"] for one in boundaries.Boundaries.observe_documents([partly])] == kept.tolist()
+    for row in thresholds.Thresholds.observe([partly], calibrators):
         assert row["accuracy"] == pytest.approx(np.mean((probability > row["threshold"]) == (kept == 1)))
         assert row["eval_rows"] == 40
     none = replace(table, gold=np.full_like(table.gold, -1))

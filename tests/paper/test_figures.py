@@ -11,7 +11,7 @@ import pytest
 from lm_eval_proca.errors import ProcaError
 from lm_eval_proca.paper import display as look
 from lm_eval_proca.paper import get_analysis
-from lm_eval_proca.paper.size import SizeDisplay
+from lm_eval_proca.paper.size import Size
 
 matplotlib = pytest.importorskip("matplotlib")
 matplotlib.use("Agg")
@@ -59,7 +59,7 @@ def mean_percent(rows: list[dict], **keys) -> float:
 
 def test_lines_are_the_means_over_draws() -> None:
     rows = made_rows(task=["proca_sst2", "proca_subj"], estimate_size=[8, 40, 200], draw=[0, 1, 2])
-    display = SizeDisplay(rows).plot()
+    display = Size(rows).plot()
     for ax, task in zip(display.ax_, ["proca_sst2", "proca_subj"], strict=True):
         drawn = {line.get_label(): line for line in ax.get_lines()}
         for method in METHODS:
@@ -72,7 +72,7 @@ def test_lines_are_the_means_over_draws() -> None:
 
 def test_imbalance_has_a_panel_per_task() -> None:
     rows = made_rows(task=["proca_sst2", "proca_subj"], positives=[0.1, 0.5, 0.9], draw=[0, 1])
-    display = get_analysis("imbalance").display(rows).plot()
+    display = get_analysis("imbalance")(rows).plot()
     assert [ax.get_title() for ax in display.ax_] == ["sst2", "subj"]
     np.testing.assert_allclose(
         display.ax_[1].get_lines()[3].get_ydata(),
@@ -82,7 +82,7 @@ def test_imbalance_has_a_panel_per_task() -> None:
 
 def test_templates_show_mean_and_spread() -> None:
     rows = made_rows(task=["proca_sst2_template1", "proca_sst2_template2"], seed=[0, 1, 2])
-    display = get_analysis("templates").display(rows).plot()
+    display = get_analysis("templates")(rows).plot()
     assert [tick.get_text() for tick in display.ax_.get_xticklabels()] == ["template 1", "template 2"]
     for container, method in zip(display.ax_.containers, METHODS, strict=True):
         expected = [mean_percent(rows, task=f"proca_sst2_template{k}", calibrator=method) for k in (1, 2)]
@@ -93,7 +93,7 @@ def test_spreads_are_standard_deviations_of_a_sample() -> None:
     """As `compare` and `analyze` print them: the same seeds have one spread in tables and figures."""
     templates = ["proca_sst2_template1", "proca_sst2_template2"]
     rows = made_rows(task=templates, seed=[0, 1, 2])
-    display = get_analysis("templates").display(rows).plot()
+    display = get_analysis("templates")(rows).plot()
     for container, method in zip(display.ax_.containers, METHODS, strict=True):
         (bars,) = container.lines[2]
         for template, ((_, low), (_, high)) in zip(templates, bars.get_segments(), strict=True):
@@ -103,7 +103,7 @@ def test_spreads_are_standard_deviations_of_a_sample() -> None:
 
 def test_boxes_are_of_the_orders_of_a_proportion() -> None:
     rows = made_rows(num_fewshot=[8], positives=range(9), order=range(12))
-    display = get_analysis("proportions").display(rows).plot()
+    display = get_analysis("proportions")(rows).plot()
     assert [tick.get_text() for tick in display.ax_.get_xticklabels()][:2] == ["8:0", "7:1"]
     medians = [line.get_ydata()[0] for line in display.ax_.get_lines() if line.get_color() == "#222222"]
     expected = [
@@ -122,7 +122,7 @@ def test_the_heat_map_holds_every_threshold_of_every_prompt() -> None:
         for seed in (0, 1, 2)
         for t in thresholds
     ]
-    display = get_analysis("thresholds").display(rows).plot()
+    display = get_analysis("thresholds")(rows).plot()
     expected = [[100 * (seed + t) / 4 for t in thresholds] for seed in (0, 1, 2)]
     np.testing.assert_allclose(display.ax_.images[0].get_array(), expected)
     [rectangle] = display.ax_.patches
@@ -132,7 +132,7 @@ def test_the_heat_map_holds_every_threshold_of_every_prompt() -> None:
 
 def test_boundaries_are_drawn_where_they_are() -> None:
     rows = [row | {"boundaries": [0.5 if row["calibrator"] == "none" else 0.8]} for row in made_rows(seed=[0, 1])]
-    display = get_analysis("boundaries").display(rows, cloud_rows((0, 1))).plot()
+    display = get_analysis("boundaries")(rows, cloud_rows((0, 1))).plot()
     assert len(display.ax_) == 3
     for ax in display.ax_[:2]:
         places = {
@@ -153,7 +153,7 @@ def test_ablations_have_a_bar_per_value_and_number_of_shots(name: str, parameter
         for seed in (0, 1)
         for k, value in enumerate(values)
     ]
-    display = get_analysis(name).display(rows).plot()
+    display = get_analysis(name)(rows).plot()
     bars = [c for c in display.ax_.containers if isinstance(c, matplotlib.container.BarContainer)]
     heights = [bar.get_height() for container in bars for bar in container]
     expected = [mean_percent(rows, num_fewshot=n, **{parameter: value}) for value in values for n in (0, 4)]
@@ -164,17 +164,17 @@ def test_ablations_have_a_bar_per_value_and_number_of_shots(name: str, parameter
 def test_a_display_draws_on_the_axes_it_is_given() -> None:
     rows = made_rows(task=["proca_sst2", "proca_subj"], estimate_size=[8, 40], draw=[0])
     figure, axes = matplotlib.pyplot.subplots(1, 2)
-    display = SizeDisplay(rows).plot(ax=axes)
+    display = Size(rows).plot(ax=axes)
     assert display.figure_ is figure
     assert list(display.ax_) == list(axes)
     with pytest.raises(ProcaError, match="2 panels, 1 axes"):
-        SizeDisplay(rows).plot(ax=axes[0])
+        Size(rows).plot(ax=axes[0])
 
 
 def test_a_saved_figure_says_what_it_rests_on(tmp_path: Path) -> None:
     rows = made_rows(task=["proca_sst2"], estimate_size=[8, 40], draw=[0])
     rows[0]["eval_rows"] = 90
-    display = SizeDisplay(rows).plot()
+    display = Size(rows).plot()
     assert display.figure_.get_supxlabel() == "some-model; 90 to 200 evaluation rows per run"
     path = display.save(tmp_path / "new" / "size.png")
     height, width, _ = matplotlib.image.imread(path).shape
@@ -185,7 +185,7 @@ def test_a_saved_figure_says_what_it_rests_on(tmp_path: Path) -> None:
 def test_a_calibrator_of_ones_own_gets_a_colour_of_its_own() -> None:
     rows = made_rows(task=["proca_sst2"], estimate_size=[8, 40], draw=[0])
     rows += [{**row, "calibrator": "mine"} for row in rows if row["calibrator"] == "bc"]
-    display = SizeDisplay(rows).plot()
+    display = Size(rows).plot()
     colours = [line.get_color() for line in display.ax_.get_lines()]
     assert len(set(colours)) == len(colours) == 5
 
@@ -193,9 +193,9 @@ def test_a_calibrator_of_ones_own_gets_a_colour_of_its_own() -> None:
 def test_without_matplotlib_there_is_one_sentence() -> None:
     code = (
         "import sys; sys.modules['matplotlib'] = None\n"
-        "from lm_eval_proca.paper.display import MissingMatplotlib\n"
-        "from lm_eval_proca.paper.size import SizeDisplay\n"
-        "try: SizeDisplay([{'task': 'a'}]).plot()\n"
+        "from lm_eval_proca.paper.analysis import MissingMatplotlib\n"
+        "from lm_eval_proca.paper.size import Size\n"
+        "try: Size([{'task': 'a'}]).plot()\n"
         "except MissingMatplotlib as error: print(error)"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -204,13 +204,13 @@ def test_without_matplotlib_there_is_one_sentence() -> None:
 
 def test_no_rows_is_a_mistake() -> None:
     with pytest.raises(ProcaError, match="nothing to draw"):
-        SizeDisplay([])
+        Size([])
 
 
 def test_models_and_shots_are_not_averaged_in_a_panel() -> None:
     rows = made_rows(model=["a", "b"], num_fewshot=[0, 4], estimate_size=[8, 40], draw=[0, 1])
     rows += [{**row, "calibrator": "proca_a"} for row in rows if (row["model"], row["calibrator"]) == ("b", "bc")]
-    display = SizeDisplay(rows).plot()
+    display = Size(rows).plot()
     assert [ax.get_title() for ax in display.ax_] == [f"{m}, sst2, {n}-shot" for m in "ab" for n in (0, 4)]
     for ax, (model, shots) in zip(display.ax_, [(m, n) for m in "ab" for n in (0, 4)], strict=True):
         chosen = {"model": model, "num_fewshot": shots, "calibrator": "bc"}
@@ -218,4 +218,4 @@ def test_models_and_shots_are_not_averaged_in_a_panel() -> None:
         np.testing.assert_allclose(line.get_ydata(), [mean_percent(rows, estimate_size=n, **chosen) for n in (8, 40)])
     assert "ProCa-a" in [text.get_text() for text in display.figure_.legends[0].get_texts()]
     rows = made_rows(model=["a", "b"], task=["proca_sst2_template1", "proca_sst2_template2"])
-    assert [ax.get_title() for ax in get_analysis("templates").display(rows).plot().ax_] == ["a", "b"]
+    assert [ax.get_title() for ax in get_analysis("templates")(rows).plot().ax_] == ["a", "b"]

@@ -9,7 +9,7 @@ import pytest
 from scipy.stats import ttest_1samp
 
 from lm_eval_proca import BatchCalibrator, RepresentationCalibrator
-from lm_eval_proca.paper.prototypes import by_task, clouds, hidden_states, prototypes, several_labels
+from lm_eval_proca.paper.prototypes import Prototypes, hidden_states, several_labels
 from tests.score_tables import made_table
 
 CALIBRATORS = {"bc": BatchCalibrator(), "proca_h": RepresentationCalibrator()}
@@ -24,9 +24,9 @@ def tables() -> list:
 
 
 def test_every_method_is_measured_and_averages_are_over_tasks() -> None:
-    observed = prototypes(tables(), CALIBRATORS)
+    observed = Prototypes.observe(tables(), CALIBRATORS)
     assert {one["calibrator"] for one in observed} == {"none", "bc", "proca_h", "labels_on_scores", "labels_on_states"}
-    rows = {row["task"]: row for row in by_task(observed)}
+    rows = {row["task"]: row for row in Prototypes(observed).summary()}
     by_hand = 100 * np.mean([one["accuracy"] for one in observed if one["calibrator"] == "proca_h"])
     assert float(rows["average"]["proca_h"]) == pytest.approx(by_hand, abs=0.051)
     differences = [
@@ -56,14 +56,14 @@ def test_models_are_not_mixed() -> None:
         for task in ("first", "second")
         for name, accuracy in accuracies.items()
     ]
-    rows = by_task(observed)
+    rows = Prototypes(observed).summary()
     assert [row["bc"] for row in rows if row["task"] == "average"] == ["50.0", "80.0"]
     assert [row["bc"].split()[0] for row in rows if row["task"] == "proca_h less this"] == ["+11.0", "+11.0"]
     assert {row["model"] for row in rows} == {"a", "b"}
 
 
 def test_the_clouds_are_the_evaluation_rows_in_both_spaces() -> None:
-    points = clouds(tables())
+    points = Prototypes.observe_documents(tables())
     assert {one["space"] for one in points} == {"label scores", "hidden states"}
     assert len(points) == 2 * 200
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from lm_eval_proca.errors import ModelError, ScoreTableError, TaskError
+from lm_eval_proca.scores.redaction import public
 from lm_eval_proca.sweep.cell import (
     LONGEST_NAME,
     Cell,
@@ -18,14 +19,15 @@ from lm_eval_proca.sweep.cell import (
     settings_from_metadata,
 )
 from tests.conftest import write_jsonl
+from tests.sweep.made_cells import made_cell
 
 MODEL = Model("dummy", {})
-CELL = Cell("proca_sst2", 4, 0)
+CELL = made_cell("proca_sst2", 4, 0)
 
 
 def test_name_says_what_a_cell_is():
     assert CELL.name == "proca_sst2-4shot-seed0"
-    cell = Cell("proca_sst2", 8, 3, limit=50, settings=(("order_seed", 7), ("demonstration_counts", "3/5")))
+    cell = made_cell("proca_sst2", 8, 3, limit=50, settings=(("order_seed", 7), ("demonstration_counts", "3/5")))
     assert cell.name == "proca_sst2-8shot-seed3-limit50-demonstration_counts=3-5-order_seed=7"
 
 
@@ -62,8 +64,8 @@ def test_cells_that_differ_have_different_folders(tmp_path: Path):
 
 def test_order_of_settings_and_spelling_of_a_path_do_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
-    one = Cell("t", 0, 0, settings=(("data_dir", "rows"), ("estimate_size", 20)))
-    other = Cell("t", 0, 0, settings=(("estimate_size", 20), ("data_dir", str(tmp_path / "x" / ".." / "rows"))))
+    one = made_cell("t", 0, 0, settings=(("data_dir", "rows"), ("estimate_size", 20)))
+    other = made_cell("t", 0, 0, settings=(("estimate_size", 20), ("data_dir", str(tmp_path / "x" / ".." / "rows"))))
     assert one == other
     assert one.name == other.name
 
@@ -83,7 +85,7 @@ def test_what_differs_from_an_earlier_run_is_said(tmp_path: Path):
         (folder / "identity.json").write_text(json.dumps(cell.identity(MODEL)))
 
     estimate = tmp_path / "estimate.jsonl"
-    cells = [Cell("proca_sst2", n, 0, settings=(("estimate_file", estimate),)) for n in (0, 4)]
+    cells = [made_cell("proca_sst2", n, 0, settings=(("estimate_file", estimate),)) for n in (0, 4)]
     for text in ("one", "other"):
         estimate.write_text(text)
         assert bool(earlier_runs(cells, MODEL, tmp_path)) == (text == "other")
@@ -93,7 +95,7 @@ def test_what_differs_from_an_earlier_run_is_said(tmp_path: Path):
         "proca_sst2-0shot-seed0 and 1 more: finished before, but with another content of a file (estimate_file); run "
         "again in a folder of its own."
     ]
-    assert earlier_runs([Cell("proca_sst2", 4, 0, 50)], MODEL, tmp_path) == []
+    assert earlier_runs([made_cell("proca_sst2", 4, 0, 50)], MODEL, tmp_path) == []
 
 
 def test_model_name_tells_models_apart_and_keeps_secrets():
@@ -111,7 +113,7 @@ def test_model_name_tells_models_apart_and_keeps_secrets():
         "local-completions", {"model": "m", "api_key": "sk-secret", "auth_token": "x", "base_url": "http://h:1/v1"}
     )
     assert "secret" not in api.name
-    assert set(api.public_args) == {"model", "base_url"}
+    assert set(public(api.model_args)) == {"model", "base_url"}
 
 
 def test_folders_of_the_same_name_are_different_models(tmp_path: Path):
@@ -149,5 +151,7 @@ def test_mistakes_in_metadata_are_told_at_once(metadata: dict, sentence: str):
 def test_data_dir_of_the_environment_is_part_of_the_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PROCA_DATA_DIR", str(tmp_path))
     by_environment = settings_from_metadata({})
-    assert Cell("t", 0, 0, settings=by_environment) == Cell("t", 0, 0, settings=(("data_dir", str(tmp_path)),))
+    assert made_cell("t", 0, 0, settings=by_environment) == made_cell(
+        "t", 0, 0, settings=(("data_dir", str(tmp_path)),)
+    )
     assert dict(settings_from_metadata({"proca.data_dir": "/other"})) == {"data_dir": "/other"}

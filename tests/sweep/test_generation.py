@@ -12,10 +12,11 @@ from lm_eval_proca.cli.generate import summary
 from lm_eval_proca.errors import TaskError
 from lm_eval_proca.harness.documents import read_estimate_file
 from lm_eval_proca.sweep import generation
-from lm_eval_proca.sweep.cell import Cell, Model
+from lm_eval_proca.sweep.cell import Model
 from lm_eval_proca.sweep.generation import Generation, Template, default_per_class, generate
 from lm_eval_proca.sweep.runner import load_task
-from tests.conftest import ROOT, made_sentences, train_tokenizer, write_jsonl
+from tests.conftest import made_sentences, train_tokenizer, write_jsonl
+from tests.sweep.made_cells import made_cell
 
 
 @pytest.fixture(scope="module")
@@ -55,8 +56,7 @@ def model(writer: Path) -> Model:
 
 
 def task_of(name: str, data_dir: Path, file: Path | None = None):
-    file = file or ROOT / "task_configs" / f"{name}.yaml"
-    return load_task(Cell(name, 0, 0, settings=(("data_dir", data_dir), ("estimate_size", 30)), file=file), {})
+    return load_task(made_cell(name, 0, 0, settings=(("data_dir", data_dir), ("estimate_size", 30)), file=file), {})
 
 
 @pytest.fixture
@@ -204,7 +204,7 @@ def test_a_node_with_a_disk_of_its_own_gets_the_file(model: Model, data_dir: Pat
     read = []
     monkeypatch.setattr(generation, "compute_once", lambda compute: b"what the first process, elsewhere, has written\n")
     monkeypatch.setattr(generation, "evaluate_cell", lambda cell, *_: read.append(dict(cell.settings)["estimate_file"]))
-    cell = Cell("proca_sst2", 0, 0, settings=(("data_dir", data_dir), ("estimate_size", 30)), generated=True)
+    cell = made_cell("proca_sst2", 0, 0, settings=(("data_dir", data_dir), ("estimate_size", 30)), generated=True)
     generation.evaluate_generating(cell, model, tmp_path / "runs" / ".unfinished-cell")
     assert [Path(file).read_text() for file in read] == ["what the first process, elsewhere, has written\n"]
 

@@ -13,11 +13,12 @@ import pytest
 
 from lm_eval_proca.errors import ModelError, ResultsError
 from lm_eval_proca.sweep.cell import Cell, Model, cell_folder, cell_scores, is_finished
-from lm_eval_proca.sweep.runner import Outcome, run_cells
+from lm_eval_proca.sweep.runner import Outcome, evaluate_cell, run_cells
 from tests.conftest import ROOT
+from tests.sweep.made_cells import made_cell
 
 FILE = ROOT / "task_configs" / "proca_sst2.yaml"
-CELLS = [Cell("t", 0, seed, file=FILE) for seed in range(3)]
+CELLS = [made_cell("t", 0, seed, file=FILE) for seed in range(3)]
 HOLD = """
 import fcntl, sys, time
 lock = open(sys.argv[1], "a")
@@ -51,7 +52,7 @@ class Recorder:
 
 
 def run(evaluate: Callable, model: Model, folder: Path, cells: list[Cell] = CELLS) -> list[Outcome]:
-    return run_cells(cells, model, folder, evaluate=evaluate, progress=False)
+    return run_cells(cells, model, folder, evaluate=evaluate)
 
 
 def test_finished_cells_are_never_repeated(model: Model, tmp_path: Path):
@@ -158,9 +159,9 @@ def test_ordinary_cell_is_what_lm_eval_writes(
     monkeypatch.setattr(sys, "argv", words.split())
     cli_evaluate()
 
-    cell = Cell("proca_sst2", 4, 3, 30, (("data_dir", two_datasets), ("estimate_size", 40)))
+    cell = made_cell("proca_sst2", 4, 3, 30, (("data_dir", two_datasets), ("estimate_size", 40)))
     model = Model("hf", {"pretrained": str(tiny_gpt2)}, batch_size="16")
-    (outcome,) = run_cells([cell], model, tmp_path / "cells", progress=False)
+    (outcome,) = run_cells([cell], model, tmp_path / "cells", evaluate=evaluate_cell)
     assert outcome.failure is None
     folder = cell_folder(tmp_path / "cells", model, cell)
 
@@ -183,11 +184,12 @@ from pathlib import Path
 import torch.distributed as dist
 from lm_eval_proca.errors import TaskError
 from lm_eval_proca import distributed
-from lm_eval_proca.sweep.cell import Cell, Model, cell_folder
+from lm_eval_proca.sweep.cell import Model, cell_folder
 from lm_eval_proca.sweep.runner import evaluate_cell, run_cells
+from tests.sweep.made_cells import made_cell
 
 distributed.GRACE_SECONDS = 1.0
-weights, rows, output = sys.argv[1:]
+weights, rows, output = sys.argv[1], sys.argv[2], Path(sys.argv[3])
 
 def evaluate(cell, model, folder):
     if cell.seed == 1:
@@ -199,7 +201,7 @@ def evaluate(cell, model, folder):
     return evaluate_cell(cell, model, folder)
 
 settings = (("data_dir", rows), ("estimate_size", 40))
-cells = [Cell("proca_sst2", 1, seed, 20, settings) for seed in range(5)]
+cells = [made_cell("proca_sst2", 1, seed, 20, settings) for seed in range(5)]
 model = Model("hf", {"pretrained": weights})
 cell_folder(output, model, cells[2]).mkdir(parents=True, exist_ok=True)  # known to one process only, in the way of all
 outcomes = run_cells(cells[:3], model, output, evaluate=evaluate)
@@ -224,12 +226,14 @@ def test_two_processes_agree_and_none_waits_for_ever(tiny_gpt2: Path, two_datase
     assert "this process failed alone" in together.stderr
     assert "only one fails" in together.stderr
 
-    cells = [Cell("proca_sst2", 1, seed, 20, (("data_dir", two_datasets), ("estimate_size", 40))) for seed in range(4)]
+    cells = [
+        made_cell("proca_sst2", 1, seed, 20, (("data_dir", two_datasets), ("estimate_size", 40))) for seed in range(4)
+    ]
     model = Model("hf", {"pretrained": str(tiny_gpt2)})
     finished = [is_finished(cell_folder(tmp_path / "two", model, cell)) for cell in cells]
     assert finished == [True, False, False, False]
 
-    run_cells(cells[:1], model, tmp_path / "one", progress=False)
+    run_cells(cells[:1], model, tmp_path / "one", evaluate=evaluate_cell)
     one, two = (cell_scores(tmp_path / name, model, cells[0]) for name in ("one", "two"))
     np.testing.assert_array_equal(one.index, two.index)
     np.testing.assert_allclose(one.scores, two.scores, atol=1e-4)

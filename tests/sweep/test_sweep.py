@@ -14,22 +14,22 @@ from lm_eval_proca.cli.sweep import add_arguments
 from lm_eval_proca.errors import TaskError
 from lm_eval_proca.scores.score_table import ScoreTable
 from lm_eval_proca.sweep import task_files
-from lm_eval_proca.sweep.cell import Cell, Model
-from lm_eval_proca.sweep.grid import estimate_cost, grid, render_prompts, token_counter
+from lm_eval_proca.sweep.cell import Model
+from lm_eval_proca.sweep.grid import Grid, estimate_cost, render_prompts, token_counter
 from lm_eval_proca.sweep.runner import Failure, load_task
 from lm_eval_proca.sweep.task_files import TaskFile, find_single_task, find_task_files
 from lm_eval_proca_discovery import task_configs_path
+from tests.sweep.made_cells import made_cell
 
 NINE = ["sst2", "sst5", "mr", "subj", "ap", "agnews", "dbpedia", "rte", "trec"]
 
 
 def test_grid_is_every_combination():
-    files = {name: TaskFile(Path(f"{name}.yaml")) for name in "ab"}
-    cells = grid(files, [0, 4], [0, 1, 2], limit=50, settings=(("estimate_size", 9),))
+    cells = Grid(["proca_mr", "proca_sst2"], [0, 4], [0, 1, 2], (("estimate_size", 9),)).cells(limit=50)
     assert len(set(cells)) == 12
-    assert cells[0] == Cell("a", 0, 0, 50, (("estimate_size", 9),), files["a"])
+    assert cells[0] == made_cell("proca_mr", 0, 0, 50, (("estimate_size", 9),))
     assert [cell.seed for cell in cells[:3]] == [0, 1, 2]
-    assert len(grid({"a": files["a"]}, [4, 4], [0, 0])) == 1
+    assert len(Grid(["proca_mr"], [4, 4], [0, 0]).cells()) == 1
 
 
 def test_defaults_are_the_papers_grid():
@@ -62,7 +62,7 @@ def test_unknown_task_is_one_sentence(monkeypatch: pytest.MonkeyPatch):
 def test_estimate_agrees_with_the_requests_of_the_run(tiny_gpt2: Path, two_datasets: Path):
     settings = (("data_dir", two_datasets), ("estimate_size", 60))
     nowhere = (("estimate_split", "nowhere"), *settings)
-    cells = [Cell("proca_sst2", 4, 0, 40, settings), Cell("proca_sst2", 4, 0, 40, nowhere)]
+    cells = [made_cell("proca_sst2", 4, 0, 40, settings), made_cell("proca_sst2", 4, 0, 40, nowhere)]
     prompts = render_prompts(cells)
     count, counted_with = token_counter(Model("hf", {"pretrained": str(tiny_gpt2)}))
     cost = estimate_cost(prompts[cells[0]], count)

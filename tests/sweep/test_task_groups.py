@@ -10,7 +10,7 @@ from lm_eval.tasks import TaskManager
 from lm_eval_proca.cli import main
 from lm_eval_proca.errors import TaskError
 from lm_eval_proca.scores.score_table import ScoreTable
-from lm_eval_proca.sweep.grid import grid
+from lm_eval_proca.sweep.grid import Grid
 from lm_eval_proca.sweep.runner import load_task
 from lm_eval_proca.sweep.task_files import find_single_task, find_task_configs, find_task_files
 from tests.conftest import ROOT
@@ -79,7 +79,7 @@ def of_lm_eval(group: str, folder: Path, data_dir: Path) -> dict:
 @pytest.mark.parametrize("group", GROUPS)
 def test_prompts_and_label_words_are_those_of_lm_eval(group: str, folder: Path, data_dir: Path) -> None:
     settings = (("data_dir", str(data_dir)), ("estimate_size", 20))
-    cells = grid(find_task_files([group], [str(folder)]), [2], [0], settings=settings)
+    cells = Grid([group], [2], [0], settings).cells([str(folder)])
     theirs = of_lm_eval(group, folder, data_dir)
     assert [cell.task for cell in cells] == list(theirs)
     for cell in cells:
@@ -100,7 +100,7 @@ def test_what_a_group_changes_is_part_of_the_identity(folder: Path, tiny_gpt2: P
     model = Model("hf", {"pretrained": str(tiny_gpt2)})
 
     def identity(name: str) -> dict:
-        return grid(find_task_files([name], [str(folder)]), [0], [0])[0].identity(model)
+        return Grid([name], [0], [0]).cells([str(folder)])[0].identity(model)
 
     alone = identity("mine_a")
     assert alone == identity("plain")
