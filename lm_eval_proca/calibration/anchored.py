@@ -44,9 +44,6 @@ RIDGE = 0.3
 LEAST_VARIANCE = 1e-9
 """What the total variance of a view is at least, as a share of its mean square or of one: documents may be alike."""
 
-ROWS_PER_COMPONENT = 4
-"""Principal components need documents: at most one per so many."""
-
 LEAST_STABILITY = 0.5
 LEAST_SHARE = 0.25
 
@@ -198,8 +195,13 @@ class AnchoredCalibrator(Calibrator):
     def _fit(self, scores: Array) -> None:
         self._fit_views(scores, [])
 
-    def _calibrate(self, scores: Array) -> Array:
-        return self._combined(scores, 0.0)
+    def _calibrate(self, scores: Array, further: Array | float = 0.0) -> Array:
+        """Calibrated scores, given what further views add to the mixture's logits."""
+        log_proba = log_softmax(scores, axis=1)
+        if self.kept_anchor_:
+            return log_proba - self.anchor_shift_
+        centred = log_proba - log_proba.mean(axis=1, keepdims=True)
+        return self.temperature_ * self._mixed(log_proba, centred @ self.score_coef_ + self.intercept_ + further)
 
     def _fit_views(self, scores: Array, further: list[Array]) -> list[Array]:
         """Everything that is learned; `further` views come with a mean of zero. Gives their coefficients."""
@@ -244,14 +246,6 @@ class AnchoredCalibrator(Calibrator):
         """The mixture beside the anchor: of scores alone, it counts the more the more labels there are."""
         weight = 1.0 if self.uses_representations else 1 - (self.min_labels - 1) / log_proba.shape[1]
         return weight * logits + (1 - weight) * (log_proba - self.anchor_shift_)
-
-    def _combined(self, scores: Array, further: Array | float) -> Array:
-        """Calibrated scores, given what further views add to the mixture's logits."""
-        log_proba = log_softmax(scores, axis=1)
-        if self.kept_anchor_:
-            return log_proba - self.anchor_shift_
-        centred = log_proba - log_proba.mean(axis=1, keepdims=True)
-        return self.temperature_ * self._mixed(log_proba, centred @ self.score_coef_ + self.intercept_ + further)
 
     def _log_prior(self, n_labels: int) -> tuple[Array | None, Array]:
         """What EM weighs labels with, and the shares that the anchor assumes."""
@@ -374,7 +368,7 @@ class RepresentationCalibrator(AnchoredCalibrator):
 
     def _fit(self, scores: Array, layers: Array) -> None:  # type: ignore[override]
         _, n, width = layers.shape
-        size = max(1, min(self.n_components, n // ROWS_PER_COMPONENT, width))
+        size = max(1, min(self.n_components, n // 4, width))
         components, axes, means = zip(*(principal_components(unit_scale(layer), size) for layer in layers), strict=True)
         (coef,) = self._fit_views(scores, [np.hstack(components)])
         self.layer_coef_ = np.stack([a @ part for a, part in zip(axes, np.split(coef, len(layers)), strict=True)])
@@ -386,7 +380,8 @@ class RepresentationCalibrator(AnchoredCalibrator):
                 f"The representations have {layers.shape[0]} layers of width {layers.shape[2]}, the fit had "
                 f"{self.layer_coef_.shape[0]} of width {self.layer_coef_.shape[1]}; give the same layers of one model."
             )
-        return self._combined(scores, sum(unit_scale(x) @ c for x, c in zip(layers, self.layer_coef_, strict=True)))
+        views = zip(layers, self.layer_coef_, strict=True)
+        return super()._calibrate(scores, sum(unit_scale(layer) @ coef for layer, coef in views))
 
     def _blank_document(self) -> tuple[Array, ...]:
         n_layers, width, _ = self.layer_coef_.shape

@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import solve_triangular
 from sklearn import config_context
-from sklearn.base import clone
 from sklearn.cluster import KMeans
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.mixture import GaussianMixture
@@ -102,7 +101,7 @@ def _fit_in_blocks(em: _BatchedEM, x: Array, seeds: Sequence[int], out: Gaussian
 def _fit_one_by_one(mixture: GaussianMixture, x: Array, seeds: Sequence[int], out: GaussianMixtures) -> None:
     for r, seed in enumerate(seeds):
         with suppress(ValueError):  # a restart that raises stays marked as failed
-            fit = clone(mixture).set_params(random_state=seed).fit(x)
+            fit = mixture.set_params(random_state=seed).fit(x)
             out.weights[r], out.means[r], out.covariances[r] = fit.weights_, fit.means_, fit.covariances_
             out.lower_bounds[r], out.n_iter[r] = fit.lower_bound_, fit.n_iter_
             out.converged[r], out.failed[r] = fit.converged_, False

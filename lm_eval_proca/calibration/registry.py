@@ -33,10 +33,8 @@ RAW_SCORES = {"none", "take_first"}
 
 
 class Calibrators(UserDict[str, str]):
-    """Addresses of classes by name: ours, and those of installed packages, which are looked for on first use.
-
-    A package whose calibrator cannot be used costs a warning and that calibrator, nothing else.
-    """
+    """Addresses of classes by name: ours, and those of installed packages, which are looked for on first use. One that
+    cannot be used is left out with a warning."""
 
     def __init__(self) -> None:
         """Nothing is looked for yet: a package that is loaded here needs this module."""
@@ -50,7 +48,13 @@ class Calibrators(UserDict[str, str]):
             try:
                 if point.name in found.keys() | RAW_SCORES:
                     raise CalibrationError("its name is taken, give it another")
-                found[point.name] = _address(point.load())
+                loaded = point.load()
+                from lm_eval_proca.calibration.base import Calibrator  # now, since it imports numpy and scikit-learn
+
+                if not (isinstance(loaded, type) and issubclass(loaded, Calibrator)):
+                    raise CalibrationError("it is no subclass of lm_eval_proca.Calibrator")
+                loaded().check_params()
+                found[point.name] = f"{loaded.__module__}:{loaded.__qualname__}"  # its package may show it elsewhere
             except Exception as error:
                 logger.warning(
                     "The calibrator %s = %s of an installed package is left out: %s: %s",
@@ -88,13 +92,3 @@ def registered_name(calibrator: type[Calibrator]) -> str | None:
     """The name under which a class is registered."""
     address = f"{calibrator.__module__}:{calibrator.__qualname__}"
     return next((name for name, known in CALIBRATORS.items() if known == address), None)
-
-
-def _address(loaded: Any) -> str:
-    """Where a class is defined, which may not be where its package shows it; anything but a calibrator is refused."""
-    from lm_eval_proca.calibration.base import Calibrator  # not before it is needed: it imports numpy and scikit-learn
-
-    if not (isinstance(loaded, type) and issubclass(loaded, Calibrator)):
-        raise CalibrationError("it is no subclass of lm_eval_proca.Calibrator")
-    loaded().check_params()
-    return f"{loaded.__module__}:{loaded.__qualname__}"

@@ -57,15 +57,12 @@ def load_calibrator(path: str | os.PathLike[str]) -> Calibrator:
 
     Examples
     --------
-    >>> import tempfile
-    >>> from pathlib import Path
+    >>> from tempfile import TemporaryDirectory
     >>> from lm_eval_proca import BatchCalibrator, load_calibrator
-    >>> folder = tempfile.TemporaryDirectory()
-    >>> path = Path(folder.name) / "sentiment.json"
-    >>> BatchCalibrator().fit([[-1.0, -2.0], [-1.0, -4.0]]).save(path)
-    >>> load_calibrator(path).predict([[-1.0, -2.5], [-1.0, -3.5]]).tolist()
+    >>> with TemporaryDirectory() as folder:
+    ...     BatchCalibrator().fit([[-1.0, -2.0], [-1.0, -4.0]]).save(f"{folder}/sentiment.json")
+    ...     load_calibrator(f"{folder}/sentiment.json").predict([[-1.0, -2.5], [-1.0, -3.5]]).tolist()
     [1, 0]
-    >>> folder.cleanup()
     """
     try:
         document = json.loads(Path(path).read_bytes())

@@ -27,10 +27,6 @@ from lm_eval_proca.errors import ModelError
 from lm_eval_proca.models.engine import EngineLM, Prediction, Question
 from lm_eval_proca.models.sharing import CannotShare, LogLikelihood, TokenizedRequest, logger
 
-FIRST_VERSION = "0.26"
-TOKEN = "token_id:"
-PATIENCE = 20
-"""Seconds to wait for a server that is asked what it serves."""
 NOT_JSON = (json.JSONDecodeError, requests.exceptions.JSONDecodeError, UnicodeDecodeError, ContentTypeError)
 
 
@@ -151,12 +147,11 @@ class CompletionsSharedPrefixLM(EngineLM, LocalCompletionsAPI):
         ).encode()
         choices = self._choices(self._post(body), len(batch))
         try:
-            found = [choice["logprobs"]["top_logprobs"][0].items() for choice in choices]
-            predictions = [{int(token.removeprefix(TOKEN)): float(value) for token, value in each} for each in found]
+            tops = [choice["logprobs"]["top_logprobs"][0].items() for choice in choices]
+            predictions = [{int(name.removeprefix("token_id:")): float(value) for name, value in top} for top in tops]
         except (KeyError, IndexError, TypeError, ValueError, AttributeError):  # stock asks, and says what is missing
             raise CannotShare(
-                "the server does not return the log-probabilities of chosen tokens, as vLLM does from "
-                f"{FIRST_VERSION} on"
+                "the server does not return the log-probabilities of chosen tokens, as vLLM does from 0.26 on"
             ) from None
         return predictions, len(body)
 
@@ -218,7 +213,7 @@ def _served_models(base_url: str, header: dict[str, str] | None, verify: bool) -
     url = base_url.removesuffix("/").removesuffix("/completions") + "/models"
     header = header or {"Authorization": f"Bearer {os.environ.get('OPENAI_API_KEY', '')}"}
     try:
-        response = requests.get(url, headers=header, verify=verify, timeout=PATIENCE)
+        response = requests.get(url, headers=header, verify=verify, timeout=20)
     except requests.RequestException as error:
         raise ModelError(
             f"There is no server at {base_url} ({_reason(error)}): start it, or correct base_url in --model_args."
@@ -237,12 +232,11 @@ def _wrong_model(base_url: str, model: str | None, served: Sequence[str]) -> Mod
 
 def _message(response: requests.Response) -> str:
     """Status and the server's own words, in one line."""
-    try:
-        body = response.json()
-        error = body.get("error", body)
-        words = error.get("message", error) if isinstance(error, dict) else error
-    except (ValueError, AttributeError):
-        words = response.text
+    words: Any = response.text
+    with suppress(ValueError, AttributeError):  # plain text, or an error that is itself the message
+        words = response.json()
+        words = words.get("error", words)
+        words = words.get("message", words)
     return f"status {response.status_code}, {_in_a_line(words)}"
 
 

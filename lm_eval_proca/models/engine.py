@@ -49,8 +49,7 @@ class EngineLM(SharedPrefix):
 
     _tolerance = TOLERANCE[torch.bfloat16]
     """How far log-probabilities of one token may differ; the precision of the engine may be unknown."""
-    _longest_checked = 0
-    """Tokens of the longest continuation that was checked."""
+    _longest_checked = 0  # tokens of a continuation
 
     @abstractmethod
     def _predictions(self, asked: Sequence[Question]) -> Iterator[tuple[int, Prediction]]:

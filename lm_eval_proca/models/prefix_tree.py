@@ -120,9 +120,9 @@ class Row:
     def of(cls, trees: Sequence[PromptTree], prefix: int) -> Row:
         tokens, positions, chains, answers = [], [], [], []
         path = np.empty(0, np.int64)  # where the tokens of the current branch stand in the row
-        previous, size = None, 0
+        previous, size = path, 0
         for branch in (branch for tree in trees for branch in tree.branches):
-            shared = prefix if previous is None else max(prefix, common_prefix(previous.tokens, branch.tokens))
+            shared = max(prefix, common_prefix(previous, branch.tokens))
             stop = size + len(branch) - shared
             ancestors = path[: shared - prefix]
             chains.append((ancestors, size, stop))
@@ -130,7 +130,7 @@ class Row:
             positions.append(np.arange(shared, len(branch)))
             path = np.concatenate([ancestors, np.arange(size, stop)])
             answers += [Answer(number, path[-length:]) for number, length in branch.requests]
-            previous, size = branch, stop
+            previous, size = branch.tokens, stop
         return cls(np.concatenate(tokens), np.concatenate(positions), chains, answers, len(trees))
 
     def __len__(self) -> int:
@@ -157,6 +157,12 @@ class Pass:
     @property
     def shape(self) -> tuple[int, int]:
         return len(self.rows), max(map(len, self.rows))
+
+    def fits(self, limits: Limits) -> bool:
+        rows, width = self.shape
+        if rows * width > limits.tokens or rows * len(self.scored) > limits.scored:
+            return False
+        return limits.prompts is None or sum(row.prompts for row in self.rows) <= limits.prompts
 
     @cached_property
     def is_plain(self) -> bool:
@@ -281,22 +287,15 @@ def _rows(trees: Iterable[PromptTree], prefix: int, limits: Limits) -> Iterator[
 
 def _passes(rows: Iterable[Row], limits: Limits) -> Iterator[Pass]:
     """The longest rows first: similar rows need little padding, and what does not fit into memory fails at once."""
-    together: list[Row] = []
-    prompts = 0
-    scored: set[int] = set()
+    filled = Pass([])
     for row in sorted(rows, key=len, reverse=True):
-        places = scored.union(row.scored.tolist())
-        if together and (
-            (len(together) + 1) * len(together[0]) > limits.tokens
-            or (len(together) + 1) * len(places) > limits.scored
-            or (limits.prompts is not None and prompts + row.prompts > limits.prompts)
-        ):
-            yield Pass(together)
-            together, prompts, places = [], 0, set(row.scored.tolist())
-        together.append(row)
-        prompts, scored = prompts + row.prompts, places
-    if together:
-        yield Pass(together)
+        grown = Pass([*filled.rows, row])
+        if filled.rows and not grown.fits(limits):
+            yield filled
+            grown = Pass([row])
+        filled = grown
+    if filled.rows:
+        yield filled
 
 
 class _Run(NamedTuple):

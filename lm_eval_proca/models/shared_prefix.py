@@ -46,10 +46,6 @@ class CannotSlide(Exception):
     """CannotShare, of prompts that are longer than the model's attention window."""
 
 
-Kind = tuple[bool, bool, bool, bool]
-"""What a row asks of a model, apart from its length."""
-
-
 class PrefixLayer(DynamicLayer):
     """Keys and values of a prefix in one layer, read by every pass and never written."""
 
@@ -92,7 +88,7 @@ class SharedPrefixLM(SharedPrefix, HFLM):
         self.max_batch_tokens = max_batch_tokens
         self._longest_input = self.max_length + 1
         self._logits_checked = False
-        self._checked: dict[Kind, int] = {}  # tokens of the longest row that was right, prefix included
+        self._checked: dict[tuple[bool, ...], int] = {}  # tokens of the longest row of a kind, prefix included
         self._slides = True  # whether windows can be put into the masks
         # Where each process holds the whole model, it takes its part of the documents: by global rank, on CPUs too.
         data_parallel = isinstance(pretrained, str) and not kwargs.get("parallelize") and kwargs.get("tp_plan") is None
@@ -194,10 +190,8 @@ class SharedPrefixLM(SharedPrefix, HFLM):
         if not self.logits_cache:
             raise CannotShare("logits_cache=False asks to compute every request by itself")
         config = self.model.config
-        if config._attn_implementation not in ("sdpa", "eager"):
-            raise CannotShare(
-                f"our attention masks need attn_implementation=sdpa or eager, not {config._attn_implementation}"
-            )
+        if (attention := config._attn_implementation) not in ("sdpa", "eager"):
+            raise CannotShare(f"our attention masks need attn_implementation=sdpa or eager, not {attention}")
         layers = {type(layer).__name__ for layer in DynamicCache(config=config).layers}
         if unknown := layers - {"DynamicLayer", "DynamicSlidingWindowLayer"}:
             raise CannotShare(f"its cache is not one of keys and values by position ({', '.join(sorted(unknown))})")
@@ -256,9 +250,9 @@ class SharedPrefixLM(SharedPrefix, HFLM):
                 raise
             yield from self._read(scored, log_probs, states, requests)
 
-    def _new_rows(self, scored: Pass, prefix: int, beyond: bool) -> dict[Kind, int]:
+    def _new_rows(self, scored: Pass, prefix: int, beyond: bool) -> dict[tuple[bool, ...], int]:
         """Numbers of rows that are longer than all rows of their kind so far: one of each kind, the longest."""
-        new: dict[Kind, int] = {}
+        new: dict[tuple[bool, ...], int] = {}
         if prefix or not scored.is_plain:  # a plain pass without prefix is what stock computes
             for number, row in enumerate(scored.rows):
                 kind = (scored.is_plain, prefix > 0, row.prompts > 1, beyond)
@@ -341,14 +335,8 @@ class SharedPrefixLM(SharedPrefix, HFLM):
         """Log-probabilities of the next token at these places of every row, one row after the other."""
         inputs, keep = torch.from_numpy(tokens).to(self.device), torch.from_numpy(places).to(self.device)
         try:
-            with (
-                torch.no_grad(),
-                torch.autocast(
-                    device_type=self.device.type,
-                    dtype=self.mixed_precision_dtype,
-                    enabled=self.mixed_precision_dtype is not None,
-                ),
-            ):
+            dtype = self.mixed_precision_dtype
+            with torch.no_grad(), torch.autocast(self.device.type, dtype, enabled=dtype is not None):
                 logits = self.model(inputs, logits_to_keep=keep, **kwargs).logits
         except Exception as error:  # whatever the model's own code raises when it is asked for something unusual
             if _is_out_of_memory(error):

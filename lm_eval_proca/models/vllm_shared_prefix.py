@@ -25,8 +25,6 @@ except ModuleNotFoundError as missing:
         "`pip install 'lm-eval-proca[vllm]'`, or use --model hf-shared-prefix."
     ) from missing
 
-FIRST_VERSION = "0.21"
-
 
 @register_model("vllm-shared-prefix")
 class VLLMSharedPrefixLM(EngineLM, VLLM):
@@ -48,7 +46,7 @@ class VLLMSharedPrefixLM(EngineLM, VLLM):
 
     def _predictions(self, asked: Sequence[Question]) -> Iterator[tuple[int, Prediction]]:
         if not hasattr(SamplingParams, "logprob_token_ids"):
-            raise CannotShare(f"this vLLM cannot be asked for chosen tokens, as it can from {FIRST_VERSION} on")
+            raise CannotShare("this vLLM cannot be asked for chosen tokens, as it can from 0.21 on")
         size = max(1, len(asked)) if self.batch_size == "auto" else int(self.batch_size)
         for start in range(0, len(asked), size):
             part = asked[start : start + size]
