@@ -39,7 +39,7 @@ def grouped(values: Iterable[Value], key: Callable[[Value], Key]) -> dict[Key, l
 
 
 def mean(values: Iterable[float]) -> float:
-    """Rounded far below what anybody reads, so that equal means are equal: a rank or a win must not hang on a bit."""
+    """Rounded far below what anybody reads, so that a rank or a win does not depend on the last bit."""
     return round(statistics.fmean(values), 12) + 0.0  # no negative zero
 
 
@@ -184,7 +184,7 @@ def calibration_error(gold: np.ndarray, proba: np.ndarray) -> Interval:
 
 
 def standard_error(right: np.ndarray) -> float | None:
-    """Of an accuracy over documents, as lm-eval prints it: sample standard deviation by root n."""
+    """The standard error of an accuracy, as lm-eval prints it: sample standard deviation by root n."""
     return float(np.std(right, ddof=1) / np.sqrt(len(right))) if len(right) > 1 else None
 
 

@@ -86,7 +86,7 @@ def _conditions(record: RunRecord) -> dict[str, Any]:
 
 
 def _told_apart(things: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
-    """For each path and its details: as much of the path's end as no other path has, and what differs for the same."""
+    """A name for each path: as much of its end as no other path has, then the details in which equal paths differ."""
     paths, names = {path for path, _ in things}, []
     for path, details in things:
         parts = PurePath(path).parts
