@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import starmap
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from scipy.stats import binom, bootstrap, kendalltau, norm, ttest_1samp
 from sklearn.metrics import accuracy_score
 
+MEASURES = ("accuracy", "macro_f1", "brier", "calibration_error")
 LEVEL = 0.95
 RESAMPLES = 1000
 MOST_BINS = 15
@@ -37,7 +39,7 @@ def grouped(values: Iterable[Value], key: Callable[[Value], Key]) -> dict[Key, l
 
 
 def mean(values: Iterable[float]) -> float:
-    """Rounded far below what anybody reads, so that equal means are equal: a rank or a win must not hang on a bit."""
+    """Rounded far below what anybody reads, so that a rank or a win does not depend on the last bit."""
     return round(statistics.fmean(values), 12) + 0.0  # no negative zero
 
 
@@ -98,7 +100,7 @@ def measures(gold: np.ndarray, proba: np.ndarray, predicted: np.ndarray) -> dict
     """
     gold, proba, predicted = labeled(gold, proba, predicted)
     if not len(gold):
-        return dict.fromkeys(("accuracy", "macro_f1", "brier", "calibration_error"), Interval(None))
+        return dict.fromkeys(MEASURES, Interval(None))
     finite = bool(np.isfinite(proba).all())
     squared_error = np.square(proba - np.eye(proba.shape[1])[gold]).sum(axis=1) if finite else np.zeros(len(gold))
 
@@ -107,22 +109,17 @@ def measures(gold: np.ndarray, proba: np.ndarray, predicted: np.ndarray) -> dict
         return np.stack([right, _macro_f1(gold, predicted, proba.shape[1]), squared_error.mean(axis=axis)])
 
     documents = (gold, predicted, squared_error)
-    values = statistic(*documents).tolist()
+    numbers = [statistic(*documents)]
     if len(gold) > 1:
         # In batches, so that memory stays a fraction of all resamples; seeded, so that a table prints the same twice.
-        low, high = bootstrap(
+        numbers += bootstrap(
             documents, statistic, paired=True, vectorized=True, n_resamples=RESAMPLES, batch=RESAMPLES // 10,
             confidence_level=LEVEL, method="percentile", random_state=0,
         ).confidence_interval  # fmt: skip
-        found = [Interval(*numbers) for numbers in zip(values, low.tolist(), high.tolist(), strict=True)]
-    else:
-        found = [Interval(value) for value in values]
-    named = dict(zip(("accuracy", "macro_f1", "brier"), found, strict=True))
-    return named | (
-        {"calibration_error": calibration_error(gold, proba)}
-        if finite
-        else {"brier": Interval(None), "calibration_error": Interval(None)}
-    )
+    found = dict(zip(MEASURES, starmap(Interval, np.column_stack(numbers).tolist()), strict=False))
+    if not finite:
+        return found | dict.fromkeys(("brier", "calibration_error"), Interval(None))
+    return found | {"calibration_error": calibration_error(gold, proba)}
 
 
 def _macro_f1(gold: np.ndarray, predicted: np.ndarray, labels: int) -> np.ndarray:
@@ -187,7 +184,7 @@ def calibration_error(gold: np.ndarray, proba: np.ndarray) -> Interval:
 
 
 def standard_error(right: np.ndarray) -> float | None:
-    """Of an accuracy over documents, as lm-eval prints it: sample standard deviation by root n."""
+    """The standard error of an accuracy, as lm-eval prints it: sample standard deviation by root n."""
     return float(np.std(right, ddof=1) / np.sqrt(len(right))) if len(right) > 1 else None
 
 

@@ -71,18 +71,17 @@ def run(args: argparse.Namespace) -> int:
             f"`analyze {ALL}` makes the paper's runs; choose one analysis to give files, tasks, shots or seeds."
         )
     calibrators = make_calibrators(CALIBRATORS, calibrator_params(args.param))
+    failures: list[str] = []
     if args.files:
-        tables = [read_run(path) for path in find_score_tables(args.files)]
-        _analyze(args.name, tables, calibrators, Path(args.output))
-        return 0
-
-    setup_logging("ERROR")  # LMEVAL_LOG_LEVEL, if set, wins: the progress would be buried
-    distributed.join()
-    try:
-        tables_of, failures = _tables_of_model({name: _cells(name, args) for name in analyses}, args)
-    except KeyboardInterrupt:
-        print("\nInterrupted. Finished runs are kept; the same command goes on from here.", file=sys.stderr)
-        return 130
+        tables_of = {args.name: [read_run(path) for path in find_score_tables(args.files)]}
+    else:
+        setup_logging("ERROR")  # LMEVAL_LOG_LEVEL, if set, wins: the progress would be buried
+        distributed.join()
+        try:
+            tables_of, failures = _tables_of_model({name: _cells(name, args) for name in analyses}, args)
+        except KeyboardInterrupt:
+            print("\nInterrupted. Finished runs are kept; the same command goes on from here.", file=sys.stderr)
+            return 130
     for name, tables in tables_of.items():
         try:
             if tables:
@@ -114,16 +113,14 @@ def _tables_of_model(
     model = model_of(args, args.model_args)
     folder = Path(args.output) / "runs"
     outcomes = run_cells([cell for some in cells.values() for cell in some], model, folder, evaluate=evaluate_cell)
-    failed = {outcome.cell: outcome for outcome in outcomes if outcome.failure is not None}
+    failed = {o.cell: f"{o.cell.name} failed: {o.failure.sentence} (log: {o.log})" for o in outcomes if o.failure}
     model.unload()
     if not is_first_process():  # the first one alone knows that the last run has got its final name
         return {}, []
     tables = {
         name: [cell_scores(folder, model, cell) for cell in some if cell not in failed] for name, some in cells.items()
     }
-    return tables, [
-        f"{cell.name} failed: {o.failure.sentence} (log: {o.log})" for cell, o in failed.items() if o.failure
-    ]
+    return tables, list(failed.values())
 
 
 def _analyze(name: str, tables: Sequence[ScoreTable], calibrators: Mapping[str, Calibrator], output: Path) -> None:

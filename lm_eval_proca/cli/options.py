@@ -66,7 +66,6 @@ def add_backend_options(parser: argparse._ActionsContainer, *, batch_size: int |
 
 
 def model_of(args: argparse.Namespace, given: Sequence[str]) -> Model:
-    """The backend that the options name, with the arguments of one `--model_args`."""
     from lm_eval_proca.sweep.cell import Model
 
     model_args = key_values(given, "--model_args")

@@ -32,7 +32,6 @@ def largest_imbalanced_set(negatives: int, positives: int) -> int:
 
 
 def enough_of_both_labels(table: ScoreTable) -> str | None:
-    """A requirement: rows of both labels at every level of imbalance."""
     negatives, positives = np.bincount(table.gold_of("estimate"), minlength=2)
     possible = largest_imbalanced_set(negatives, positives) > 1
     return None if possible else f"{negatives} negative and {positives} positive estimate rows"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import PurePath
 from typing import Any
 
@@ -30,6 +31,10 @@ Part = tuple[Observation, "np.ndarray | None"]
 VARIED = frozenset({"demonstration_counts", "order_seed"})
 """Settings in which the runs of one analysis differ on purpose."""
 
+_RUN = ("model", "task", "num_fewshot", "seed", "demonstration_counts", "order_seed")
+WHICH_RUN = attrgetter(*(f"record.{name}" for name in _RUN))
+WHAT_WAS_SCORED = attrgetter("record.documents_hash", "record.prompt_hash", "record.unlabeled_hash")
+
 LONGEST_VALUE = 24
 
 PROMPT = ("model", "task", "num_fewshot")
@@ -50,9 +55,8 @@ def runs_of(tables: Tables) -> tuple[list[ScoreTable], list[str]]:
     named = zip(tables, models, tasks, strict=True)
     tables = [replace(table, record=replace(table.record, model=model, task=task)) for table, model, task in named]
     kept, repeated = [], []
-    for (model, task, shots, seed, *_), alike in grouped(tables, lambda table: _which_run(table.record)).items():
-        scored = [(one.documents_hash, one.prompt_hash, one.unlabeled_hash) for one in (t.record for t in alike)]
-        if len(set(scored)) > 1:
+    for (model, task, shots, seed, *_), alike in grouped(tables, WHICH_RUN).items():
+        if len(set(map(WHAT_WAS_SCORED, alike))) > 1:
             raise ResultsError(
                 f"{task} was run by {model} with {shots} shots and seed {seed} on different prompts or unlabeled rows; "
                 f"analyze these runs apart."
@@ -60,10 +64,6 @@ def runs_of(tables: Tables) -> tuple[list[ScoreTable], list[str]]:
         kept.append(alike[0])
         repeated += [f"{task} (the same run in {len(alike)} tables)"] * (len(alike) > 1)
     return kept, list(dict.fromkeys(repeated))
-
-
-def _which_run(record: RunRecord) -> tuple[Any, ...]:
-    return (record.model, record.task, record.num_fewshot, record.seed, record.demonstration_counts, record.order_seed)
 
 
 def _arguments(record: RunRecord) -> dict[str, Any]:
@@ -86,7 +86,7 @@ def _conditions(record: RunRecord) -> dict[str, Any]:
 
 
 def _told_apart(things: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
-    """For each path and its details: as much of the path's end as no other path has, and what differs for the same."""
+    """A name for each path: as much of its end as no other path has, then the details in which equal paths differ."""
     paths, names = {path for path, _ in things}, []
     for path, details in things:
         parts = PurePath(path).parts

@@ -30,8 +30,6 @@ CLOUD_COLOURS = (*CLASS_COLOURS, *COLOURS.values(), *OTHER_COLOURS, "#117733", "
 COMPONENTS = 64
 """Principal components per layer that these regressions read: more than proca_h, as labels can use more."""
 
-# ------------------------------------------------------------------ what a table must have
-
 
 def hidden_states(table: ScoreTable) -> str | None:
     return None if table.representations else "no hidden states, which only hf-shared-prefix gives"
@@ -39,9 +37,6 @@ def hidden_states(table: ScoreTable) -> str | None:
 
 def several_labels(table: ScoreTable) -> str | None:
     return None if len(set(table.gold_of("estimate").tolist())) > 1 else "estimate rows of one label only"
-
-
-# ------------------------------------------------------------------ what is measured
 
 
 class Prototypes(Analysis):
@@ -126,9 +121,6 @@ def _supervised_features(table: ScoreTable) -> dict[str, dict[str, np.ndarray]]:
         for role, rows in states.items():
             parts[role].append((rows - centre) @ axes)
     return {SUPERVISED_SCORES: scores, SUPERVISED_STATES: {role: np.hstack(part) for role, part in parts.items()}}
-
-
-# ------------------------------------------------------------------ what is printed
 
 
 def _column(by_method: Mapping[str, Observations], method: str) -> dict[str, str]:

@@ -33,7 +33,6 @@ Params = Mapping[str, Mapping[str, Any]]
 
 
 def make_calibrators(names: Iterable[str], params: Params | None = None) -> dict[str, Calibrator]:
-    """Unfitted calibrators, one of each name."""
     return _made({name: {"function": name} for name in names}, params or {})
 
 
@@ -48,7 +47,7 @@ def calibrators_of_documents(params: Params | None = None, *, hidden_states: boo
 
 
 def suited(calibrators: Mapping[str, Calibrator], n_labels: int) -> dict[str, Calibrator]:
-    """Those that a task with so many labels gets unasked."""
+    """The calibrators that a task with so many labels gets by default."""
     return {name: one for name, one in calibrators.items() if n_labels >= one.min_labels}
 
 
@@ -118,7 +117,7 @@ def fit_all(
 
 
 def in_words(failures: Mapping[str, str]) -> Iterator[str]:
-    """What was not possible, once for each reason."""
+    """A sentence for each reason why calibrators have no row."""
     for reason in dict.fromkeys(failures.values()):
         yield f"no row for {', '.join(name for name, why in failures.items() if why == reason)}: {reason}"
 
@@ -194,7 +193,6 @@ def _fitted(calibrator: Calibrator, table: ScoreTable, role: str, rows: np.ndarr
 
 
 def _given(table: ScoreTable, calibrator: Calibrator, role: str, rows: np.ndarray | None = None) -> dict[str, Any]:
-    """What a calibrator is given of some rows."""
     chosen = slice(None) if rows is None else rows
     given = {"X": table.scores_of(role)[chosen]}
     if calibrator.uses_representations and (states := table.representations_of(role)) is not None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 NO_GOLD = -1
-"""Of a document without a gold label."""
+"""The index that stands for no gold label."""
 
 
 def gold_index(target: Any, labels: Sequence[str]) -> int:

@@ -105,10 +105,7 @@ def weights_and_rest(model: Part) -> tuple[str | None, Part]:
 
 
 class _Function(str):
-    """What `!function` names; the file that defines it is not imported.
-
-    lm-eval's own loader gives plain text for it, so that nobody could tell which file to read for changes.
-    """
+    """What `!function` names. It is not imported; lm-eval's own loader would give plain text for it."""
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
@@ -171,15 +168,14 @@ def _defining_file(module: str, folder: Path) -> str | Path | None:
 
 def _files(model: Part, config: Mapping[str, Any], settings: Mapping[str, Any]) -> Part:
     """Local files that model and task read: hashes of their content."""
-    estimate, folder = settings.get("estimate_file"), data_folder(config, settings)
-    paths: dict[str, list[Path]] = {}
-    if folder is not None:
-        paths["data_dir"] = sorted(folder.glob("*.jsonl")) or sorted(folder.rglob("*.*"))
+    hashes: Part = {}
+    if (folder := data_folder(config, settings)) is not None:
+        paths = sorted(folder.glob("*.jsonl")) or sorted(folder.rglob("*.*"))
+        hashes["data_dir"] = [[path.name, content(path)] for path in paths]
     for name in _texts([config.get("dataset_path"), config.get("dataset_kwargs")]):
-        if found := sorted(Path(name).rglob("*.*") if os.path.isdir(name) else map(Path, glob(name))):
-            paths[name] = found
-    hashes: Part = {name: [[path.name, content(path)] for path in of_name] for name, of_name in paths.items()}
-    if estimate is not None:
+        if paths := sorted(Path(name).rglob("*.*") if os.path.isdir(name) else map(Path, glob(name))):
+            hashes[name] = [[path.name, content(path)] for path in paths]
+    if (estimate := settings.get("estimate_file")) is not None:
         hashes["estimate_file"] = content(estimate)
     for key in MAY_BE_FOLDERS:
         if files := _model_files(Path(model.get(key) or "None")):
@@ -281,11 +277,7 @@ def identity_of_task(metadata: Mapping[str, Any], settings: Mapping[str, Any], r
     model = model_identity({key: value for key, value in metadata.items() if key not in ours and own.get(key) != value})
     identity = run_identity(model, source, settings, **run)
     who = [model, {key: identity["files"].get(key) for key in MAY_BE_FOLDERS}]
-    return {
-        "model": weights_and_rest(model)[0],
-        "model_hash": digest(who) if model else None,
-        "identity": identity,
-    }
+    return {"model": weights_and_rest(model)[0], "model_hash": digest(who) if model else None, "identity": identity}
 
 
 def score_table_name(table: ScoreTable) -> str:

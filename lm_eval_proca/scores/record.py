@@ -134,5 +134,5 @@ def fingerprint(parts: Iterable[Any]) -> str:
 
 
 def documents_hash(documents: Iterable[Sequence[Any]]) -> str:
-    """Of what was evaluated: for each document, in order, what stands for it and the index of its gold label."""
+    """A hash of what was evaluated: for each document, in order, what stands for it and the index of its gold label."""
     return fingerprint(documents)

@@ -183,7 +183,7 @@ class ScoreTable:
         return loaded
 
     def _problem(self) -> str | None:
-        """What no run of ours would write, in words."""
+        """Why no run of ours can have written this table, in words; None if one can."""
         if unknown := sorted(set(self.role.tolist()) - set(ROLES)):
             return f"it has the role {unknown[0]!r}"
         if not len(self.index_of("eval")):

@@ -62,7 +62,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """What a reader tells cells apart by; of files only the identity knows the content."""
+        """For readers. Files are left out: their content is in the identity."""
         parts = [self.task, f"{self.num_fewshot}shot", f"seed{self.seed}"]
         parts += [] if self.limit is None else [f"limit{self.limit}"]
         parts += ["generated"] if self.generated else []
@@ -70,7 +70,7 @@ class Cell:
         return _readable([*parts, *settings])
 
     def identity(self, model: Model) -> Identity:
-        """Of the run of this cell by a model; reads the task's files as they are now."""
+        """What decides the run of this cell by a model; reads the task's files as they are now."""
         block = task_config(self.file.path, self.file.overrides).get("calibration", {})
         settings = read_settings(self.task, block, {f"{PREFIX}.{key}": value for key, value in self.settings})
         run: Part = {"num_fewshot": self.num_fewshot, "seed": self.seed, "limit": self.limit}
@@ -106,7 +106,6 @@ class Model:
         return f"{name}-{digest(self.identity)}"
 
     def load(self) -> LM:
-        """The model itself; the same object on every call."""
         if self._lm is None:
             import lm_eval.models  # noqa: F401  (fills lm-eval's registry)
             from lm_eval.api.registry import get_model
@@ -143,12 +142,11 @@ def is_finished(folder: Path) -> bool:
 
 
 def unfinished_cells(cells: Iterable[Cell], model: Model, output_dir: Path) -> list[Cell]:
-    """The cells that a model still has to run."""
     return [cell for cell in cells if not is_finished(cell_folder(output_dir, model, cell))]
 
 
 def earlier_runs(cells: Iterable[Cell], model: Model, output_dir: Path) -> list[str]:
-    """What tells unfinished cells from finished ones of their names: a sentence per kind of difference."""
+    """How unfinished cells differ from finished ones of the same name: a sentence per kind of difference."""
     alike: dict[str, list[str]] = {}
     for cell in cells:
         folder = cell_folder(output_dir, model, cell)
@@ -165,7 +163,6 @@ def earlier_runs(cells: Iterable[Cell], model: Model, output_dir: Path) -> list[
 
 
 def cell_scores(output_dir: Path, model: Model, cell: Cell) -> ScoreTable:
-    """The score table of a finished cell."""
     folder = cell_folder(output_dir, model, cell)
     tables = sorted(folder.glob("scores/*.parquet"))
     if len(tables) != 1:

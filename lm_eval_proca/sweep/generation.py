@@ -295,8 +295,7 @@ def _begun(path: Path, origin: Json) -> list[list[str]]:
         except (ValueError, TypeError) as error:
             raise TaskError(f"{path} is damaged; delete it and repeat the command.") from error
         _check_same(path, "was begun as", begun, origin["identity"])
-        with open(path, "r+b") as file:
-            file.truncate(len(whole))
+        os.truncate(path, len(whole))
         return rounds
 
 

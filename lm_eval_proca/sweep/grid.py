@@ -90,7 +90,7 @@ def _render(task: Any, cell: Cell) -> Prompts:
 
 
 class Cost(NamedTuple):
-    """Of one cell: what a backend is sent, one request per document and label, and how many tokens that is.
+    """What a backend is sent for one cell: one request per document and label, and how many tokens that is.
 
     `tokens` are those of prompts that are read in full, once for all labels; `tokens_prefix_once` if what all of them
     begin with is read only once, as the shared-prefix models do.
@@ -103,7 +103,7 @@ class Cost(NamedTuple):
 
 
 def estimate_cost(prompts: Prompts, count: Callable[[str], int]) -> Cost:
-    """From the mean length of the rendered prompts; the label's own token comes on top."""
+    """Estimated from the mean length of the rendered prompts, plus one token for the label."""
     prompt = mean(count(text) for text in prompts.rendered) + 1
     shared = os.path.commonprefix(prompts.rendered)  # noqa: RUF071  (of texts, not of paths)
     prefix = count(shared) if len(prompts.rendered) > 1 else 0

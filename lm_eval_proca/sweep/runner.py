@@ -41,7 +41,7 @@ from lm_eval_proca.sweep.cell import Cell, Model, cell_folder, earlier_runs, is_
 UNFINISHED = ".unfinished-"
 LOCK = ".lock"
 UNWRITABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
-"""Errors of a disk that would meet every further cell too, each after it was paid for."""
+"""Errors of a disk that every further cell would meet too, after it was scored."""
 KEPT = "Finished cells are kept; the same command goes on from here."
 
 Evaluate = Callable[[Cell, Model, Path], Mapping[str, float]]
@@ -243,7 +243,6 @@ def _line(outcome: Outcome) -> str:
 
 
 def load_task(cell: Cell, metadata: Mapping[str, Any]) -> CalibratedTask:
-    """The cell's task, from its file, under its settings."""
     settings = {f"proca.{key}": value for key, value in cell.settings}
     if cell.generated:  # a task whose estimate set is yet to be written needs no split to draw it from
         settings.setdefault("proca.estimate_file", "generated")
@@ -301,7 +300,7 @@ def _environment() -> dict[str, Any]:
 
 
 def _check_written(folder: Path, samples: int) -> None:
-    """A run only logs that it could not write: the results of other tasks in it must not be lost."""
+    """lm-eval only logs that it could not write a file: look at what is there."""
     try:
         (result,) = folder.glob("results_*.json")
         json.loads(result.read_text(encoding="utf-8"))
