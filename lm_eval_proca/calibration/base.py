@@ -81,7 +81,7 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):
     """Whether the calibrator is also given hidden states; `_fit` and `_calibrate` then have them as second argument."""
 
     min_labels: ClassVar[int] = 2
-    """Fewest labels with which a run fits the calibrator unasked. Asked for fewer, :meth:`fit` may say why not."""
+    """A run leaves this calibrator out by default if the task has fewer labels."""
 
     _allowed: ClassVar[dict[str, Allowed]] = {}
     """The values that each parameter may have."""

@@ -37,7 +37,7 @@ class Calibrators(UserDict[str, str]):
     cannot be used is left out with a warning."""
 
     def __init__(self) -> None:
-        """Nothing is looked for yet: a package that is loaded here needs this module."""
+        """Plugins are loaded on first use, because they import this module."""
 
     @cached_property
     def data(self) -> dict[str, str]:  # type: ignore[override]
@@ -83,6 +83,8 @@ def make_calibrator(name: str, params: Mapping[str, Any]) -> Calibrator:
         raise CalibrationError(
             f"The calibrator {name} has no parameter {', '.join(unknown)}; it has {', '.join(known) or 'none'}."
         )
+    if cls.fits_on not in ("estimate", "content_free"):
+        raise CalibrationError(f"The calibrator {name} has fits_on={cls.fits_on!r}; give estimate or content_free.")
     calibrator = cls(**params)
     calibrator.check_params()
     return calibrator

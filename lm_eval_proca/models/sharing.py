@@ -100,7 +100,7 @@ class SharedPrefix(TemplateLM):
                     answers[number] = answer
                     progress.update(1)
         except CannotShare as reason:
-            if not answers:  # what worked before is no property of the model
+            if not answers:  # else it is not the model that cannot share
                 self._cannot_share = str(reason)
             self._warn_once(f"{self.NAME} scores like {self.STOCK}: {reason}.")
         rest = [number for number in range(len(requests)) if number not in answers]

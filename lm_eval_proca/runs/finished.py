@@ -1,7 +1,7 @@
 """Finished runs of `lm_eval --log_samples`: every fixed-label task of a results file, calibrated from its sample log.
 
 One task is read, cross-fitted and measured before the next, so memory holds the scores of one sample log.
-What lm-eval measured stays as it is; calibrated rows come beside it.
+Calibrated rows come beside what lm-eval measured. Only a raw accuracy that counts documents without gold is replaced.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One identity of a run: what makes two runs the same.
 
-Folder names, names of score tables, resumed sweeps, the rows of `compare` and the notes of `apply` all ask here. An
+Folder names, names of score tables, resumed sweeps, the models of `compare` and the notes of `apply` all ask here. An
 identity is known before a model or a dataset is loaded. It has one part per question (which model, which task, ...),
 so that a difference can be named, and it is JSON-ready: every finished cell keeps its own as identity.json.
 """
@@ -211,9 +211,8 @@ def _texts(value: Any) -> Iterator[str]:
 def content(path: str | os.PathLike[str], blocks: int | None = None) -> str | None:
     """A hash of what a file holds, or None if there is none.
 
-    A file of more than so many `blocks` is known by its size, its modification time and these blocks: one changed
-    matrix may lie between them. So a copy of it may pass for another file (unless made by `cp -p` or `rsync -a`), and
-    what is in doubt runs again.
+    Of a file with more than so many `blocks`, the hash covers size, modification time and these blocks, because a
+    changed matrix may lie between them. A copy with a new time counts as another file, and the cell runs again.
     """
     path = Path(path).expanduser()
     try:

@@ -1,4 +1,4 @@
-"""What one run of one task was: the one schema of results files, score tables and calibrated sample logs.
+"""What one run of one task was: the one schema of results files and score tables.
 
 Four questions have four hashes, which are never mixed: who the model is, what was evaluated (documents and gold
 labels), under which prompt, and which unlabeled rows the calibrators were fitted on.
@@ -16,7 +16,7 @@ from lm_eval_proca.errors import ResultsError
 from lm_eval_proca.metrics import LabelCounts
 
 FORMAT = 2
-"""Raised whenever a field changes its meaning. Records of another format are refused."""
+"""Raise this when you add, remove or redefine a field. Records of another format are refused."""
 
 EVALUATION_ROWS = "evaluation rows, cross-fitted"
 """The source of unlabeled rows of a run that has no others than those that it evaluates."""
@@ -29,7 +29,8 @@ class RunRecord:
     """One run of one task, as it is written under `metadata.proca` of a results file and into a score table.
 
     None stands for what is not known. `label_counts`, `fits` and `not_calibrated` are by filter: what each method
-    predicts, the report of its fit, and why it has no row.
+    predicts, the report of its fit, and why it has no row. A score table is written before the fits, so these are empty
+    there.
     """
 
     task: str = "unknown"
@@ -67,7 +68,7 @@ class RunRecord:
 
     @property
     def generated(self) -> bool:
-        """Whether the unlabeled rows come from a file, which is how a model's own rows are used (ProCa-g)."""
+        """Whether an estimate file was used. The paper's ProCa-g does so; a user's own file counts as well."""
         return self.estimate_source.startswith("file:")
 
     @property

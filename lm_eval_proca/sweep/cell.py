@@ -1,8 +1,8 @@
 """A cell: one lm-eval run of one task under one prompt by one model, and the folder that keeps it.
 
 A folder is `<output>/<model>/<task>-<shots>shot-seed<seed>[-limit<n>][-<setting>=<value>…]-<digest>/`. The digest is
-of the run's whole identity, which the folder also holds as identity.json: a finished cell is one whose identity is the
-same in every part, and a run that differs in anything never meets it.
+of the run's whole identity, which the folder also holds as identity.json. So a finished cell is found by its digest,
+and a run that differs in anything has another folder.
 """
 
 from __future__ import annotations

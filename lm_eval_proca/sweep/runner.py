@@ -152,7 +152,7 @@ def _alone_in(home: Path) -> Iterator[None]:
 def _run_cell(cell: Cell, model: Model, output_dir: Path, evaluate: Evaluate, ranks: Ranks) -> Outcome:
     begin = time.monotonic()
     finished = cell_folder(output_dir, model, cell)
-    if compute_once(lambda: is_finished(finished)):  # another cell of this call said the same in other words
+    if compute_once(lambda: is_finished(finished)):  # another cell of this call has the same identity
         return Outcome(cell)
     unfinished = finished.with_name(f"{UNFINISHED}{finished.name}")
     accuracy: dict[str, float] = {}
