@@ -94,11 +94,8 @@ def _note_other_origin(path: str, ours: Mapping[str, Any], fitted: Mapping[str, 
     others = [name for name, keys in (("model", [model]), ("prompt", prompt)) if set(keys) & set(differing)]
     if others:
         details = ", ".join(_instead(key, ours[key], fitted[key]) for key in differing)
-        print(
-            f"note: {path} has scores of another {' and '.join(others)} than the calibrator was fitted on ({details}); "
-            f"fit one for them with `lm-eval-proca calibrate`.",
-            file=sys.stderr,
-        )
+        text = f"{path} has scores of another {' and '.join(others)} than the calibrator was fitted on ({details})"
+        print(f"note: {text}; fit one for them with `lm-eval-proca calibrate`.", file=sys.stderr)
 
 
 def _instead(key: str, ours: Any, fitted: Any) -> str:

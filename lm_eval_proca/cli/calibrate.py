@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -35,11 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="output folders of lm_eval --log_samples, or single samples_*.jsonl; or score tables (--metadata "
         "proca.scores_dir=DIR) and folders of them",
     )
-    add(
-        "--calibrators",
-        metavar="NAMES",
-        help="separated by commas, e.g. proca,bc,conca (default: those of the run, with its parameters)",
-    )
+    add("--calibrators", metavar="NAMES", help="e.g. proca,bc,conca (default: those of the run, with its parameters)")
     add_param_option(parser)
     add(
         "--output",
@@ -140,22 +136,20 @@ def _headline(table: ScoreTable) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def _notes(table: ScoreTable, measured: Sequence[Measured], failures: Mapping[str, str]) -> list[str]:
-    notes: list[str] = []
+def _notes(table: ScoreTable, measured: Sequence[Measured], failures: Mapping[str, str]) -> Iterator[str]:
     folds = max((row.fit.folds for row in measured if row.fit is not None), default=1)
     if folds > 1:
-        notes.append(
+        yield (
             f"without an estimate set, the unlabeled evaluation rows are cross-fitted in {folds} folds: every document "
             f"is calibrated by a fit that has not seen it."
         )
-    notes += fitting.in_words(failures)
+    yield from fitting.in_words(failures)
     for row in measured:
-        notes += [f"{row.name}: {warning}" for warning in _report(row).get("warnings", ())]
+        yield from (f"{row.name}: {warning}" for warning in _report(row).get("warnings", ()))
     if unlabeled := int((table.gold_of("eval") == NO_GOLD).sum()):
-        notes.append(f"{unlabeled} evaluation rows have no gold label; they are calibrated, but not measured.")
+        yield f"{unlabeled} evaluation rows have no gold label; they are calibrated, but not measured."
     if table.record.labels_are_positions:
-        notes.append("the choices differ from document to document, so what is calibrated is their position.")
-    return notes
+        yield "the choices differ from document to document, so what is calibrated is their position."
 
 
 def _printed(row: Measured) -> dict[str, str]:
