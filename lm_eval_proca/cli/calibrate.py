@@ -63,7 +63,10 @@ def run(args: argparse.Namespace) -> int:
     fitted: list[Calibrator] = []
     for (path, table), calibrators in zip(tables, chosen, strict=True):
         measured, failures = fitting.recalibrate(table, calibrators)
-        _print(path, table, measured, failures, by_label=args.bias or len(tables) == 1)
+        print(f"{_headline(table)}\n{path}")
+        _print(table, measured, failures, by_label=args.bias or len(tables) == 1)
+        if (reason := table.not_finite()) is not None:
+            print(f"lm-eval-proca calibrate: {path} lacks calibrated rows. {reason}.", file=sys.stderr)
         written += [_row(str(path), table, row) for row in measured]
         fitted += [row.fit.calibrator for row in measured if row.fit is not None]
     if args.output is not None:
@@ -78,18 +81,13 @@ def run(args: argparse.Namespace) -> int:
     return 1 if any(table.not_finite() for _, table in tables) else 0
 
 
-def _print(
-    path: Path, table: ScoreTable, measured: Sequence[Measured], failures: Mapping[str, str], *, by_label: bool
-) -> None:
-    print(f"{_headline(table)}\n{path}")
+def _print(table: ScoreTable, measured: Sequence[Measured], failures: Mapping[str, str], by_label: bool) -> None:
     print(text_table([_printed(row) for row in measured]))
     for note in _notes(table, measured, failures):
         print(f"note: {note}")
     if by_label and measured[0].bias.documents:
         print("\n" + text_table(_label_rows(table, measured)))
     print()
-    if (reason := table.not_finite()) is not None:
-        print(f"lm-eval-proca calibrate: {path} lacks calibrated rows. {reason}.", file=sys.stderr)
 
 
 def _is_output_of_lm_eval(path: str) -> bool:
