@@ -100,7 +100,7 @@ class Leaderboard:
     order_changes: Sequence[OrderChange]
 
 
-CorrectOf = Callable[[Run], "Correct | None"]
+CorrectOf = Callable[[Run], Correct | None]
 Against = dict[tuple[str, str], dict[str, list[Comparison]]]
 
 
