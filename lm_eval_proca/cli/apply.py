@@ -36,11 +36,9 @@ def run(args: argparse.Namespace) -> int:
     rows = []
     for path in args.scores:
         new = read_scores(path)
-        found, fitted = new.scores.shape[1], calibrator.n_labels_
-        if found != fitted:
-            raise CalibrationError(
-                f"{path} has {found} labels, the calibrator in {args.calibrator} was fitted on {fitted}."
-            )
+        if (found := new.scores.shape[1]) != calibrator.n_labels_:
+            expected = f"the calibrator in {args.calibrator} was fitted on {calibrator.n_labels_}"
+            raise CalibrationError(f"{path} has {found} labels, {expected}.")
         scores, words = _in_order_of_fit(path, new, calibrator)
         _note_other_origin(path, new.origin, calibrator.origin_)
         states = _layers_of_fit(path, new, calibrator) if calibrator.uses_representations else None
@@ -94,11 +92,8 @@ def _note_other_origin(path: str, ours: Mapping[str, Any], fitted: Mapping[str, 
     others = [name for name, keys in (("model", [model]), ("prompt", prompt)) if set(keys) & set(differing)]
     if others:
         details = ", ".join(_instead(key, ours[key], fitted[key]) for key in differing)
-        print(
-            f"note: {path} has scores of another {' and '.join(others)} than the calibrator was fitted on ({details}); "
-            f"fit one for them with `lm-eval-proca calibrate`.",
-            file=sys.stderr,
-        )
+        text = f"{path} has scores of another {' and '.join(others)} than the calibrator was fitted on ({details})"
+        print(f"note: {text}; fit one for them with `lm-eval-proca calibrate`.", file=sys.stderr)
 
 
 def _instead(key: str, ours: Any, fitted: Any) -> str:

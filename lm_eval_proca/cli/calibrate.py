@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -35,11 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="output folders of lm_eval --log_samples, or single samples_*.jsonl; or score tables (--metadata "
         "proca.scores_dir=DIR) and folders of them",
     )
-    add(
-        "--calibrators",
-        metavar="NAMES",
-        help="separated by commas, e.g. proca,bc,conca (default: those of the run, with its parameters)",
-    )
+    add("--calibrators", metavar="NAMES", help="e.g. proca,bc,conca (default: those of the run, with its parameters)")
     add_param_option(parser)
     add(
         "--output",
@@ -67,7 +63,10 @@ def run(args: argparse.Namespace) -> int:
     fitted: list[Calibrator] = []
     for (path, table), calibrators in zip(tables, chosen, strict=True):
         measured, failures = fitting.recalibrate(table, calibrators)
-        _print(path, table, measured, failures, by_label=args.bias or len(tables) == 1)
+        print(f"{_headline(table)}\n{path}")
+        _print(table, measured, failures, by_label=args.bias or len(tables) == 1)
+        if (reason := table.not_finite()) is not None:
+            print(f"lm-eval-proca calibrate: {path} lacks calibrated rows. {reason}.", file=sys.stderr)
         written += [_row(str(path), table, row) for row in measured]
         fitted += [row.fit.calibrator for row in measured if row.fit is not None]
     if args.output is not None:
@@ -82,18 +81,13 @@ def run(args: argparse.Namespace) -> int:
     return 1 if any(table.not_finite() for _, table in tables) else 0
 
 
-def _print(
-    path: Path, table: ScoreTable, measured: Sequence[Measured], failures: Mapping[str, str], *, by_label: bool
-) -> None:
-    print(f"{_headline(table)}\n{path}")
+def _print(table: ScoreTable, measured: Sequence[Measured], failures: Mapping[str, str], by_label: bool) -> None:
     print(text_table([_printed(row) for row in measured]))
     for note in _notes(table, measured, failures):
         print(f"note: {note}")
     if by_label and measured[0].bias.documents:
         print("\n" + text_table(_label_rows(table, measured)))
     print()
-    if (reason := table.not_finite()) is not None:
-        print(f"lm-eval-proca calibrate: {path} lacks calibrated rows. {reason}.", file=sys.stderr)
 
 
 def _is_output_of_lm_eval(path: str) -> bool:
@@ -140,22 +134,20 @@ def _headline(table: ScoreTable) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def _notes(table: ScoreTable, measured: Sequence[Measured], failures: Mapping[str, str]) -> list[str]:
-    notes: list[str] = []
+def _notes(table: ScoreTable, measured: Sequence[Measured], failures: Mapping[str, str]) -> Iterator[str]:
     folds = max((row.fit.folds for row in measured if row.fit is not None), default=1)
     if folds > 1:
-        notes.append(
+        yield (
             f"without an estimate set, the unlabeled evaluation rows are cross-fitted in {folds} folds: every document "
             f"is calibrated by a fit that has not seen it."
         )
-    notes += fitting.in_words(failures)
+    yield from fitting.in_words(failures)
     for row in measured:
-        notes += [f"{row.name}: {warning}" for warning in _report(row).get("warnings", ())]
+        yield from (f"{row.name}: {warning}" for warning in _report(row).get("warnings", ()))
     if unlabeled := int((table.gold_of("eval") == NO_GOLD).sum()):
-        notes.append(f"{unlabeled} evaluation rows have no gold label; they are calibrated, but not measured.")
+        yield f"{unlabeled} evaluation rows have no gold label; they are calibrated, but not measured."
     if table.record.labels_are_positions:
-        notes.append("the choices differ from document to document, so what is calibrated is their position.")
-    return notes
+        yield "the choices differ from document to document, so what is calibrated is their position."
 
 
 def _printed(row: Measured) -> dict[str, str]:

@@ -37,11 +37,10 @@ def calibrate_folders(
                 if target:
                     write_results(run, target)
                 problems += [f"{one.task} of {file} was skipped: {one.reason}." for one in run.skipped]
-            except CannotWrite as error:
-                problems.append(str(error))
-                break
             except ResultsError as error:
                 problems.append(str(error))
+                if isinstance(error, CannotWrite):
+                    break
         else:
             if output is not None:
                 print(f"results and samples written to {output}", file=sys.stderr)

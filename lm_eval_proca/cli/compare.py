@@ -35,12 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--output", metavar="FILE", help=f"write the tables to FILE ({', '.join(SUFFIXES)}; others as on a terminal)")
     add("--html", metavar="FILE", help="also write one self-contained page to look at and click through")
     add("--groups", action="store_true", help="one column per group, e.g. mmlu, in place of those of its tasks")
-    add(
-        "--tasks",
-        metavar="NAMES",
-        default="*",
-        help="only these tasks, separated by commas: 'sst2', 'proca_sst2' or patterns such as 'sst*'",
-    )
+    add("--tasks", metavar="NAMES", default="*", help="only these tasks, e.g. sst2,proca_mr or patterns such as 'sst*'")
 
 
 def run(args: argparse.Namespace) -> int:

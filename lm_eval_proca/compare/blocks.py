@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from lm_eval_proca.compare.columns import Dataset, Measurement, averaged_datasets
@@ -16,7 +16,6 @@ DECIMALS = 1
 """Of the per cent shown; methods that look equal in a table are equally best."""
 
 Seed = int | None
-Seeds = Mapping[Dataset, Collection[Seed]]
 
 
 def method_order(method: str) -> tuple[int, str]:
@@ -78,13 +77,12 @@ class Block:
         """All that the block has, and those that its averages lack."""
         return sorted({dataset for _, dataset in self.accuracies} | set(self.averaged))
 
-    def average(self, method: str, seeds: Seeds | None = None) -> Average:
+    def average(self, method: str, seeds: Mapping[Dataset, set[Seed]] | None = None) -> Average:
         """Over all seeds of each dataset, or over these `seeds`; None if one of them is missing."""
         present = {d: self.accuracies[method, d] for d in self.averaged if (method, d) in self.accuracies}
-        chosen = seeds or {dataset: list(accuracy.by_seed) for dataset, accuracy in present.items()}
-        complete = len(present) == len(self.averaged) and all(
-            chosen[dataset] and set(chosen[dataset]) <= set(accuracy.by_seed) for dataset, accuracy in present.items()
-        )
+        chosen = seeds or {dataset: set(accuracy.by_seed) for dataset, accuracy in present.items()}
+        has_seeds = [chosen[d] and chosen[d] <= accuracy.by_seed.keys() for d, accuracy in present.items()]
+        complete = len(present) == len(self.averaged) and all(has_seeds)
         means = [mean(a.values[seed] for seed in chosen[d]) for d, a in present.items()] if complete else []
         return Average(
             mean=mean(means) if means else None,
@@ -112,8 +110,8 @@ def blocks_of(measurements: Sequence[Measurement]) -> tuple[list[Block], list[No
         averaged = averaged_datasets(of_shots)
         all_seeds = {one.run.seed for one in of_shots}
         of_shots.sort(key=lambda one: (one.run.model, -1 if one.run.seed is None else one.run.seed))
-        of_models = grouped(of_shots, lambda one: one.run.model)
-        of_this = [_block(model, averaged, len(tasks), all_seeds, found) for model, found in of_models.items()]
+        of_models = grouped(of_shots, lambda one: one.run.model).values()
+        of_this = [_block(of_model, averaged, len(tasks), all_seeds) for of_model in of_models]
         notices += _not_run(shots, averaged, sorted(tasks.values()))
         notices += [notice for block in of_this for notice in _missing(block)]
         notices += _unequal_seeds(shots, of_this)
@@ -121,15 +119,13 @@ def blocks_of(measurements: Sequence[Measurement]) -> tuple[list[Block], list[No
     return blocks, notices
 
 
-def _block(
-    model: str, averaged: Sequence[Dataset], tasks: int, all_seeds: set[Seed], of_model: Sequence[Measurement]
-) -> Block:
+def _block(of_model: Sequence[Measurement], averaged: Sequence[Dataset], tasks: int, all_seeds: set[Seed]) -> Block:
     by_seed: dict[tuple[str, Dataset], dict[Seed, Measurement]] = {}
     for one in of_model:
         by_seed.setdefault((one.method, one.dataset), {})[one.run.seed] = one
     accuracies = {key: Accuracy(found, fewer_seeds=set(found) != all_seeds) for key, found in by_seed.items()}
     methods = sorted({method for method, _ in accuracies}, key=method_order)
-    return Block(model, of_model[0].run.shots, averaged, methods, accuracies, tasks)
+    return Block(of_model[0].run.model, of_model[0].run.shots, averaged, methods, accuracies, tasks)
 
 
 def common_seeds(blocks: Sequence[Block]) -> dict[Dataset, set[Seed]]:

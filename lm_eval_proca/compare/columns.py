@@ -110,12 +110,10 @@ def _column_names(task: str, conditions: Iterable[Words]) -> tuple[dict[Words, s
 
 
 def _newest(measurements: Iterable[Measurement]) -> tuple[list[Measurement], list[Notice]]:
-    by_measured = grouped(
-        measurements, lambda one: (one.run.model, one.dataset, one.run.shots, one.run.seed, one.method)
-    )
+    alike = grouped(measurements, lambda one: (one.run.model, one.dataset, one.run.shots, one.run.seed, one.method))
     kept: list[Measurement] = []
     replaced: dict[tuple[Run, Run], None] = {}
-    for competing in by_measured.values():
+    for competing in alike.values():
         # Raw and contextual accuracy do not depend on the estimate set: the sampled run's stand for both.
         sampled = [one for one in competing if not one.run.record.generated] or competing
         *older, newest = sorted(sampled, key=lambda one: (one.run.date, str(one.run.file)))

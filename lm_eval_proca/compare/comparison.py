@@ -5,21 +5,35 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lm_eval_proca.compare.blocks import Block, blocks_of, method_order
 from lm_eval_proca.compare.columns import Dataset, Measurement, measurements_of
 from lm_eval_proca.compare.leaderboard import Leaderboard, leaderboard
 from lm_eval_proca.compare.logged_answers import LoggedAnswers
 from lm_eval_proca.compare.names import short_model_names
-from lm_eval_proca.compare.preferences import Preference, preferences_of
 from lm_eval_proca.compare.results import Notice, Run, read_results
-from lm_eval_proca.metrics import grouped
+from lm_eval_proca.metrics import added, grouped
 from lm_eval_proca.runs.output_folder import mapping, printable
 from lm_eval_proca.runs.sample_logs import Correct
 
 NAMED_FITS = 3
 """So many doubtful fits of a method are named in a notice; the results files have all."""
+
+
+class Preference(NamedTuple):
+    """Which labels one model prefers under one method, over all tasks and seeds with these labels and shots."""
+
+    model: str
+    shots: int
+    method: str
+    labels: tuple[str, ...]
+    tasks: list[str]
+    documents: int
+    predicted_share: list[float]
+    gold_share: list[float]
+    recall_sd: float | None
+    predicted_minus_gold: list[float]
 
 
 @dataclass(frozen=True)
@@ -80,7 +94,22 @@ def compare(
     boards = [leaderboard(of_shots, answers) for of_shots in grouped(blocks, lambda block: block.shots).values()]
     notices = [*results.notices, *answers.notices(), *about_columns, *about_gaps, *_about_fits(measurements)]
     names = {name: full for full, name in short.items()}
-    return Report(blocks, boards, notices, names, preferences_of(measurements))
+    return Report(blocks, boards, notices, names, _preferences(measurements))
+
+
+def _preferences(measurements: Iterable[Measurement]) -> list[Preference]:
+    """How often labels are predicted and right; tasks with the same label words are counted together."""
+    counted = [one for one in measurements if one.run.record.labels and one.filter_name in one.run.record.label_counts]
+    alike = grouped(counted, lambda one: (one.run.record.labels, one.run.shots, one.run.model, one.method))
+    found = []
+    for (labels, shots, model, method), of_method in alike.items():
+        counts = added(one.run.record.label_counts[one.filter_name] for one in of_method)
+        tasks = sorted({one.run.task for one in of_method})
+        predicted, gold = counts.predicted_share, counts.gold_share
+        surplus = [a - b for a, b in zip(predicted, gold, strict=True)]
+        shares = (counts.documents, predicted, gold, counts.recall_sd, surplus)
+        found.append(Preference(model, shots, method, labels, tasks, *shares))
+    return sorted(found, key=lambda one: (one.tasks, one.labels, one.shots, one.model, method_order(one.method)))
 
 
 def _about_fits(measurements: Iterable[Measurement]) -> Iterator[Notice]:

@@ -100,7 +100,8 @@ class Leaderboard:
     order_changes: Sequence[OrderChange]
 
 
-CorrectOf = Callable[[Run], "Correct | None"]
+CorrectOf = Callable[[Run], Correct | None]
+Against = dict[tuple[str, str], dict[str, list[Comparison]]]
 
 
 def leaderboard(blocks: Sequence[Block], correct_of: CorrectOf) -> Leaderboard:
@@ -153,16 +154,15 @@ def _best_first(means: Mapping[str, float]) -> list[list[str]]:
     return [places[average] for average in sorted(places, reverse=True)]
 
 
-def _against_models(
-    blocks: Sequence[Block], correct_of: CorrectOf
-) -> dict[tuple[str, str], dict[str, list[Comparison]]]:
+def _against_models(blocks: Sequence[Block], correct_of: CorrectOf) -> Against:
+    """By model and method, the comparisons with each other model."""
     found = {
         (a.model, b.model, method): _compare((a, method), (b, method), correct_of)
         for a, b in itertools.combinations(blocks, 2)
         for method in a.methods
         if method in b.methods
     }
-    both_ways: dict[tuple[str, str], dict[str, list[Comparison]]] = {}
+    both_ways: Against = {}
     for (model, other, method), comparisons in _adjusted(found).items():
         if comparisons:
             both_ways.setdefault((model, method), {})[other] = comparisons

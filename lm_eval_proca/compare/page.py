@@ -21,8 +21,6 @@ from lm_eval_proca.compare.comparison import Report
 from lm_eval_proca.compare.formats.structured import accuracies
 from lm_eval_proca.compare.leaderboard import Leaderboard
 
-SHOTS = "Shots"
-
 
 def render_page(report: Report) -> str:
     """The whole page as text."""
@@ -33,7 +31,7 @@ def render_page(report: Report) -> str:
         for name in ("page.css", "page.js")
     )
     columns = tables.leaderboard_columns(report)
-    columns.insert(2, SHOTS)
+    columns.insert(2, "Shots")
     return environment.get_template("page.html").render(
         report=report,
         style=Markup(style),
@@ -48,7 +46,7 @@ def render_page(report: Report) -> str:
         first_shots=_most_complete(report.leaderboards),
         columns=columns,
         numeric_columns=[name not in ("Model", "Method") for name in columns],
-        best_is_low=(SHOTS, "Rank", "Rank in method"),
+        best_is_low=("Shots", "Rank", "Rank in method"),
         rows=_rows(report),
         leaderboard_caption=tables.leaderboard_caption(report),
         order=tables.order_table(report),

@@ -155,7 +155,7 @@ def _runs_of(file: Path, document: Any) -> tuple[list[Run], list[str]]:
                 model=model,
                 arguments=arguments,
                 task=record.task,
-                shots=record.num_fewshot or 0,
+                shots=int(record.num_fewshot or 0),
                 seed=record.seed,
                 accuracy=accuracy,
                 record=record,
@@ -172,15 +172,15 @@ def _completed(document: Mapping[str, Any], task: str) -> RunRecord:
     task_config, config = document["configs"][task], document["config"]
     record = output_folder.record_of(task_config, printable(task))
     otherwise: dict[str, Any] = {
-        "num_fewshot": _integer(task_config.get("num_fewshot")),
-        "seed": _integer(config.get("fewshot_seed")),
+        "num_fewshot": _number(task_config.get("num_fewshot")),
+        "seed": _number(config.get("fewshot_seed")),
         "limit": _number(config.get("limit")),
-        "eval_rows": _integer(output_folder.evaluated(document, task)),
+        "eval_rows": _number(output_folder.evaluated(document, task)),
     }
     unknown = {key: value for key, value in otherwise.items() if getattr(record, key) is None}
     version = mapping(document, "versions").get(task, mapping(task_config, "metadata").get("version"))
     labels = tuple(map(printable, record.labels))
-    return replace(record, task=printable(task), task_version=_text(version), labels=labels, **unknown)
+    return replace(record, task=printable(task), task_version=printable(version), labels=labels, **unknown)
 
 
 def _with_groups(document: Mapping[str, Any], runs: Sequence[Run]) -> list[Run]:
@@ -210,7 +210,7 @@ def _group_run(group: str, members: Sequence[Run], accuracy: Mapping[str, float]
     counted = set.intersection(*(set(one.label_counts) for one in records)) if same_labels else ()
     record = replace(
         records[0],
-        task_version=_text(version),
+        task_version=printable(version),
         eval_rows=sum(rows) if len(rows) == len(members) else None,
         documents_hash=None if None in hashes else digest(hashes),
         prompt_hash=digest([one.prompt_hash for one in records]),
@@ -238,18 +238,10 @@ def _accuracies(task: str, values: Mapping[str, Any]) -> Iterator[tuple[str, flo
             accuracy = _number(value)
             if accuracy is None or not 0 <= accuracy <= 1:
                 raise ResultsError(f"{key} of task {printable(task)} is {value!r}, not an accuracy")
-            yield printable(name), accuracy
+            yield printable(name), float(accuracy)
 
 
-def _number(value: Any) -> float | None:
-    """A finite number; None for anything else."""
+def _number(value: Any) -> Any:
+    """The value, if it is a finite number."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return float(value) if is_number and abs(value) <= sys.float_info.max else None
-
-
-def _integer(value: Any) -> int | None:
-    return None if (number := _number(value)) is None else int(number)
-
-
-def _text(value: Any) -> str | None:
-    return None if value is None else printable(str(value))
+    return value if is_number and abs(value) <= sys.float_info.max else None

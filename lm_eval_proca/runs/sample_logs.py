@@ -240,9 +240,6 @@ def _results_beside(path: Path, date: str) -> Mapping[str, Any]:
     return {}
 
 
-# ------------------------------------------------------------------ right or wrong
-
-
 @dataclass(frozen=True)
 class Correct:
     """Per filter, whether each document with a gold label was answered correctly, in document order."""

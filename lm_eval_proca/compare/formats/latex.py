@@ -14,8 +14,7 @@ _ESCAPES = {
 
 def render(report: Report) -> str:
     comments = [f"% {notice.kind}: {notice.text}" for notice in report.notices]
-    head = "% Needs \\usepackage{booktabs}."
-    return "\n".join([head, *comments, *(_table(table) for table in all_tables(report))])
+    return "\n".join([r"% Needs \usepackage{booktabs}.", *comments, *map(_table, all_tables(report))])
 
 
 def escape(text: str) -> str:

@@ -77,12 +77,8 @@ def _tally(tally: Tally | None, tests: Any) -> dict[str, Any]:
 
 
 def _tests(comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:
-    return [
-        {
-            "dataset": one.dataset.name,
-            "difference": one.difference,
-            "p_holm": one.p_holm,
-            **(one.test._asdict() if one.test else {}),
-        }
-        for one in comparisons
-    ]
+    found = []
+    for one in comparisons:
+        test = one.test._asdict() if one.test else {}
+        found.append({"dataset": one.dataset.name, "difference": one.difference, "p_holm": one.p_holm, **test})
+    return found

@@ -20,9 +20,8 @@ def render(report: Report, width: int | None = None, color: bool = False) -> str
     console = Console(file=target, width=width or 1000, force_terminal=color, highlight=False)
     words = width or 120
     for table, caption in caption_once(all_tables(report)):
-        drawn = RichTable(
-            title=Text(table.title, style="bold"), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False
-        )
+        title = Text(table.title, style="bold")
+        drawn = RichTable(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
         for name, is_number in zip(table.columns, table.numeric, strict=True):
             drawn.add_column(Text(name), justify="right" if is_number else "left", overflow="fold")
         for row in table.rows:
