@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from lm_eval_proca.cli.calibrate_runs import progress
-from lm_eval_proca.compare.comparison import Calibrated, Report, compare
+from lm_eval_proca.compare.comparison import CalibratedResults, Report, compare
 from lm_eval_proca.compare.formats import latex, markdown, spreadsheet, structured, terminal
 from lm_eval_proca.compare.formats.tabular import write_file
 from lm_eval_proca.compare.names import matches
@@ -51,9 +51,9 @@ def run(args: argparse.Namespace) -> int:
     return SOMETHING_SKIPPED if report.damaged else 0
 
 
-def _calibrated(files: Sequence[Path], patterns: Sequence[str]) -> Calibrated:
+def _calibrated(files: Sequence[Path], patterns: Sequence[str]) -> CalibratedResults:
     """Calibrate results files that have sample logs and no calibrated rows, without writing them."""
-    found = Calibrated()
+    found = CalibratedResults()
     calibrators = calibrators_of_documents(hidden_states=False)
     count = 0
 

@@ -67,7 +67,7 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Calibrated:
+class CalibratedResults:
     """What was calibrated for a comparison alone: results files as they would be written, and their logged answers."""
 
     documents: dict[Path, dict[str, Any]] = field(default_factory=dict)
@@ -79,12 +79,12 @@ class Calibrated:
 def compare(
     folders: Iterable[str | Path],
     tasks: Iterable[str] = ("*",),
-    calibrated: Calibrated | None = None,
+    calibrated: CalibratedResults | None = None,
     *,
     groups: bool = False,
 ) -> Report:
     """Read result folders and work out everything the tables show."""
-    known = calibrated or Calibrated()
+    known = calibrated or CalibratedResults()
     results = read_results(folders, tasks, groups=groups, documents=known.documents, notices=known.notices)
     short = short_model_names(run.model for run in results.runs)
     runs = [replace(run, model=short[run.model]) for run in results.runs]
