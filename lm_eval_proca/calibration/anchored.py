@@ -302,7 +302,7 @@ class AnchoredCalibrator(Calibrator):
             f"Two labels lie {self.separation_:.2f} standard deviations apart, too close to tell them apart.": (
                 self.separation_ < 1
             ),
-            f"{self.skew_:.0%} of the predictions lie elsewhere than the anchor expects.": self.skew_ > 0.2,
+            f"Label shares of the predictions and of the anchor differ by {self.skew_:.0%}.": self.skew_ > 0.2,
             f"The estimated accuracy is {self.estimated_accuracy_:.0%}, about chance.": (
                 self.estimated_accuracy_ < 1.2 / self.n_labels_
             ),

@@ -36,8 +36,8 @@ class PrototypicalCalibrator(Calibrator):
     reg_covar : float, default=1e-6
         Added to the diagonal of every covariance.
     random_state : int, default=0
-        Decides where the restarts start: 0, where ``GaussianMixture(random_state=r)`` with r = 0, 1, ... does; another
-        number, at independent draws. More restarts contain fewer ones of the same number.
+        Decides where the restarts start. With 0, restart r starts where ``GaussianMixture(random_state=r)`` does; with
+        another number, the seeds are independent draws. A larger `n_init` repeats the restarts of a smaller one.
     selection : {"assignment", "likelihood"}, default="assignment"
         Which restart to keep: the one with the largest assignment score, Equation (6), or the most likely one.
     weights : {"uniform", "fitted"}, default="uniform"

@@ -53,6 +53,8 @@ class Calibrators(UserDict[str, str]):
 
                 if not (isinstance(loaded, type) and issubclass(loaded, Calibrator)):
                     raise CalibrationError("it is no subclass of lm_eval_proca.Calibrator")
+                if loaded.fits_on not in ("estimate", "content_free"):
+                    raise CalibrationError(f"it has fits_on={loaded.fits_on!r}; give estimate or content_free")
                 loaded().check_params()
                 found[point.name] = f"{loaded.__module__}:{loaded.__qualname__}"  # its package may show it elsewhere
             except Exception as error:
@@ -83,8 +85,6 @@ def make_calibrator(name: str, params: Mapping[str, Any]) -> Calibrator:
         raise CalibrationError(
             f"The calibrator {name} has no parameter {', '.join(unknown)}; it has {', '.join(known) or 'none'}."
         )
-    if cls.fits_on not in ("estimate", "content_free"):
-        raise CalibrationError(f"The calibrator {name} has fits_on={cls.fits_on!r}; give estimate or content_free.")
     calibrator = cls(**params)
     calibrator.check_params()
     return calibrator

@@ -99,7 +99,9 @@ def _is_output_of_lm_eval(path: str) -> bool:
 def _calibrate_folders(args: argparse.Namespace, params: fitting.Params, named: Calibrators | None) -> int:
     others = [path for path in args.files if not _is_output_of_lm_eval(path)]
     if others:
-        raise ResultsError(f"{', '.join(others)}: calibrate score tables and single sample logs apart from folders.")
+        raise ResultsError(
+            f"{', '.join(others)}: single files cannot be given together with output folders; calibrate them apart."
+        )
     if args.save is not None or args.bias:
         raise ResultsError("--save and --bias are for single files; name a samples_*.jsonl or a score table.")
     if args.output is not None and Path(args.output).suffix in (".json", ".csv"):

@@ -85,7 +85,7 @@ def _warn_of_unread(given: Mapping[str, Any]) -> None:
     unread = set(given) - READ - (READ_WITH_SPLIT if "estimate_split" in given else set())
     if unread:
         names = ", ".join(f"{PREFIX}.{key}" for key in sorted(unread))
-        logger.warning("proca.calibrate: lm-eval's own tasks do not read %s; they run as they are", names)
+        logger.warning("proca.calibrate: %s has no effect on lm-eval's own tasks", names)
 
 
 def _obstacle(task: Any) -> str | None:
@@ -368,7 +368,7 @@ class Announcement:
         for how, tasks in self.calibrated.items():
             yield f"calibrated rows for {_counted(tasks)}, {how}"
         if self.further_requests:
-            yield f"{self.further_requests} requests more than without it"
+            yield f"the rows of proca.estimate_split add {self.further_requests} requests"
         if self.unchanged:
             reasons = "; ".join(f"{reason}: {_counted(tasks)}" for reason, tasks in self.unchanged.items())
             count = sum(map(len, self.unchanged.values()))

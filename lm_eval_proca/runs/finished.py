@@ -47,8 +47,8 @@ class Skipped(NamedTuple):
 class CalibratedRun:
     """A results file of lm-eval with calibrated rows in it, and what has none.
 
-    `unchanged` are tasks that cannot be calibrated as their configuration says, or need not be, by reason; `skipped`
-    are those that seemed possible and were not; `failures` are the calibrators of a task that were not, by reason.
+    `unchanged`: tasks that need no calibration or cannot have it, by reason. `skipped`: tasks whose samples could not
+    be used. `failures`: calibrators whose fit failed, by reason and task.
     """
 
     file: Path
@@ -135,12 +135,16 @@ def _read(file: Path, document: Mapping[str, Any], task: str) -> tuple[SampleLog
     table = log.table()
     expected, found = evaluated(document, task), len(table.index)
     if expected not in (None, found):
-        raise ScoreTableError(f"{path} holds {found} of {expected} documents; it was cut")
+        raise ScoreTableError(
+            f"{path} has {found} documents, but {file} says {expected}; it was cut, or is of another run"
+        )
     # As lm-eval counts: a document without a gold label is wrong.
     logged = float(np.mean(np.argmax(table.scores, axis=1) == table.gold))
     measured = document["results"][task].get(RAW_ACCURACY, logged)
     if not isinstance(measured, (int, float)) or not math.isclose(logged, measured, abs_tol=groups.SAME):
-        raise ScoreTableError(f"{path} does not give the accuracy of {file}")
+        raise ScoreTableError(
+            f"the accuracy of {path} is {logged:.4f}, but {file} says {measured}; they are not of one run"
+        )
     return log, table
 
 

@@ -1,4 +1,7 @@
-"""The gold label of a document, by lm-eval's rule: the one place where a target becomes an index."""
+"""The gold label of a document, by lm-eval's rule for what `doc_to_target` gives.
+
+A sample log has the text of a target only; runs/sample_logs.py decides first what was meant.
+"""
 
 from __future__ import annotations
 

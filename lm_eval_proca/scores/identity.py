@@ -22,6 +22,7 @@ from typing import Any
 import yaml
 
 from lm_eval_proca.errors import TaskError
+from lm_eval_proca.scores.record import FORMAT
 from lm_eval_proca.scores.redaction import public
 from lm_eval_proca.scores.score_table import ScoreTable
 
@@ -258,7 +259,11 @@ def run_identity(
         "settings": _described({key: value for key, value in settings.items() if key not in places}),
         "files": _files(model, config, settings),
         "run": _described(run),
-        "versions": {"lm-eval": importlib.metadata.version("lm-eval"), "procedure": str(PROCEDURE)},
+        "versions": {
+            "lm-eval": importlib.metadata.version("lm-eval"),
+            "procedure": str(PROCEDURE),
+            "record": str(FORMAT),  # a finished cell that this version cannot read runs again
+        },
     }
 
 

@@ -165,7 +165,7 @@ class ScoreTable:
         names = table.column_names
         scores = [f"score_{k}" for k in range(len(record.labels) or sum(name.startswith("score_") for name in names))]
         if missing := {"role", *_WHOLE_NUMBERS, "score_0", *scores} - set(names):
-            raise ScoreTableError(f"{path} lacks the columns {', '.join(sorted(missing))}; it was changed.")
+            raise ScoreTableError(f"{path} lacks the columns {', '.join(sorted(missing))}; it was edited. Score again.")
         try:
             loaded = cls(
                 role=np.asarray(table["role"].to_pylist(), dtype=str),

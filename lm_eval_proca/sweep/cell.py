@@ -156,8 +156,8 @@ def earlier_runs(cells: Iterable[Cell], model: Model, output_dir: Path) -> list[
             found = json.loads((newest / IDENTITY_FILE).read_text(encoding="utf-8"))
             alike.setdefault(differences(found, cell.identity(model)), []).append(cell.name)
     return [
-        f"{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: finished before, but with another "
-        f"{what}; run again in a folder of its own."
+        f"{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: finished before with another "
+        f"{what}; it now runs again, in a new folder."
         for what, names in alike.items()
     ]
 

@@ -242,7 +242,7 @@ def test_a_hundred_files_with_damaged_and_foreign_ones(tmp_path: Path, capsys: O
         (["--save", "x.json"], "--save and --bias are for single files"),
         (["--output", "x.csv"], "name a folder"),
         (["--calibrators", "platt"], "no calibrator named 'platt'"),
-        (["scores.parquet"], "apart from folders"),
+        (["scores.parquet"], "together with output folders"),
     ],
 )
 def test_mistakes_end_in_one_sentence(folder: Path, capsys: Output, arguments: list[str], message: str) -> None:

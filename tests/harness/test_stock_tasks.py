@@ -282,7 +282,7 @@ class TestWhatIsSaid:
 
     def test_settings_that_lm_evals_tasks_do_not_read(self, evaluate, caplog):
         evaluate("quiz_few", settings={"eval_size": 5})
-        assert "lm-eval's own tasks do not read proca.eval_size; they run as they are" in caplog.text
+        assert "proca.calibrate: proca.eval_size has no effect on lm-eval's own tasks" in caplog.text
 
     def test_scores_that_are_no_numbers_cost_the_calibrated_rows_only(self, evaluate, caplog):
         class Broken(Biased):
@@ -348,7 +348,7 @@ class TestRowsOfAnotherSplit:
         predicted = np.argmax(evaluated - unlabeled.mean(axis=0), axis=1)
         assert ours["results"]["quiz_train"]["acc,bc"] == np.mean(predicted == table.gold_of("eval"))
         assert "calibrated rows for 1 task (quiz_train), fitted on unlabeled rows of the split train" in caplog.text
-        assert "proca.calibrate: 180 requests more than without it" in caplog.text
+        assert "proca.calibrate: the rows of proca.estimate_split add 180 requests" in caplog.text
 
     def test_only_rows_with_the_labels_of_the_task_are_drawn(self, evaluate):
         """Of the 200, every fourth has them; the others have another order, a further choice or none."""

@@ -110,6 +110,7 @@ BROKEN = {
     "other": ("broken:Other", "CalibrationError: it is no subclass of lm_eval_proca.Calibrator"),
     "unfinished": ("broken:Unfinished", "TypeError: Can't instantiate abstract class Unfinished"),
     "demanding": ("broken:Demanding", "TypeError: Demanding.__init__() missing 1 required"),
+    "elsewhere": ("broken:Elsewhere", "CalibrationError: it has fits_on='train'; give estimate or content_free"),
     "proca": ("broken:Fine", "CalibrationError: its name is taken, give it another"),
     "none": ("broken:Fine", "CalibrationError: its name is taken, give it another"),
 }
@@ -120,6 +121,7 @@ class Other: pass
 class Unfinished(Calibrator): pass
 class Demanding(BatchCalibrator):
     def __init__(self, wish): self.wish = wish
+class Elsewhere(BatchCalibrator): fits_on = "train"
 class Fine(BatchCalibrator): pass
 """
 

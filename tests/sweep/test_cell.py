@@ -92,8 +92,8 @@ def test_what_differs_from_an_earlier_run_is_said(tmp_path: Path):
         for cell in cells[: 2 if text == "one" else 0]:
             finish(cell)
     assert earlier_runs(cells, MODEL, tmp_path) == [
-        "proca_sst2-0shot-seed0 and 1 more: finished before, but with another content of a file (estimate_file); run "
-        "again in a folder of its own."
+        "proca_sst2-0shot-seed0 and 1 more: finished before with another content of a file (estimate_file); it now "
+        "runs again, in a new folder."
     ]
     assert earlier_runs([made_cell("proca_sst2", 4, 0, 50)], MODEL, tmp_path) == []
 

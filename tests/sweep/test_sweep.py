@@ -273,9 +273,7 @@ def test_an_edited_task_makes_new_cells(sweep: Callable[..., str], tmp_path: Pat
     file.write_text(OWN_TASK.replace("All in all", "On the whole"))
     again = sweep()
     assert "0 finished, 1 to do" in again
-    assert (
-        "own_sentiment-0shot-seed0-limit10: finished before, but with another task configuration (doc_to_text)" in again
-    )
+    assert "own_sentiment-0shot-seed0-limit10: finished before with another task configuration (doc_to_text)" in again
     assert "1 finished, 0 to do" in sweep()
     assert len(cells_of(tmp_path / "runs")) == 2
     (notice,) = [notice.text for notice in compare([tmp_path / "runs"]).notices if notice.kind == "differing"]
