@@ -8,11 +8,13 @@ all clusters of all restarts is two matrix products with one and the same matrix
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -83,11 +85,17 @@ def fit_gaussian_mixtures(x: Array, n_components: int, *, seeds: Sequence[int], 
     return mixtures
 
 
+@cache
+def _libraries(with_torch: bool) -> ThreadpoolController:
+    """Of this process; to find them takes as long as a small fit, and only torch comes later."""
+    return ThreadpoolController()
+
+
 def _fit_in_blocks(em: _BatchedEM, x: Array, seeds: Sequence[int], out: GaussianMixtures) -> None:
     size = max(1, _BLOCK_SIZE // (em.n_components * max(len(x), em.n_features**2)))
     blocks = [np.arange(first, min(first + size, len(seeds))) for first in range(0, len(seeds), size)]
     # One thread per block instead of several per product: threads that share such small products mostly wait.
-    libraries = ThreadpoolController()
+    libraries = _libraries("torch" in sys.modules)
     n_threads = max((library.num_threads for library in libraries.lib_controllers), default=1)
 
     def fit(block: NDArray[np.intp]) -> None:
