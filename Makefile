@@ -16,7 +16,7 @@ endif
 # Nothing here needs the model hub; without this, libraries wait for it where it cannot be reached.
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test test-elsewhere test-matrix test-engines lint bench release clean
+.PHONY: demo test test-faults test-elsewhere test-matrix test-engines lint bench release clean
 
 demo: $(INSTALLED)
 	@$(BIN)/lm-eval-proca demo
@@ -25,6 +25,10 @@ demo: $(INSTALLED)
 # is that of tests/conftest.py; xdist's own begins with those that have most tests, and ends with the longest.
 test: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+# Sweeps and calibrations under kill -9, full and read-only disks, and second runs at the same time.
+test-faults: $(INSTALLED)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m campaign tests/seams
 
 # As on another processor: other instructions and threads round differently, and nothing may depend on that.
 test-elsewhere: $(INSTALLED)

@@ -33,7 +33,7 @@ from tests.sweep.test_disk import Mount, finished
 from tests.sweep.test_nodes import scores
 from tests.sweep.test_sweep import cells_of
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.campaign
 
 PROGRAM = [sys.executable, "-m", "lm_eval_proca.cli"]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
