@@ -252,7 +252,7 @@ def test_tasks_that_are_not_what_they_seem_are_named(tmp_path: Path) -> None:
     assert {task for task, (_, damaged) in reasons.items() if not damaged} == {"varying", "inputs"}
     for task, part in {
         "cut": "line 40 of", "short": "it was cut, or is of another run", "missing": "there is no samples_missing_",
-        "other": "no sample of a multiple-choice task", "nan": "for eval document 3", "changed": "they are not of one run",
+        "other": "no sample of a multiple-choice task", "nan": "for eval document 3", "changed": "not of one run",
         "varying": "its choices differ", "inputs": "its choices differ",
     }.items():  # fmt: skip
         assert part in reasons[task][0]
