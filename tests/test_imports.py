@@ -22,7 +22,7 @@ LAYERS = (
     ("sweep", "runs"),
     ("harness", "models"),
     ("scores",),
-    ("calibration",),
+    ("calibration", "crossed"),
     ("metrics", "distributed"),
     ("files",),
     ("errors",),
