@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from lm_eval_proca.calibration.base import Calibrator as Calibrator
     from lm_eval_proca.calibration.batch import BatchCalibrator as BatchCalibrator
     from lm_eval_proca.calibration.contextual import ContextualCalibrator as ContextualCalibrator
+    from lm_eval_proca.calibration.ensemble import PromptEnsemble as PromptEnsemble
     from lm_eval_proca.calibration.prototypical import PrototypicalCalibrator as PrototypicalCalibrator
     from lm_eval_proca.calibration.storage import load_calibrator as load_calibrator
     from lm_eval_proca.errors import ProcaError as ProcaError
@@ -30,6 +31,7 @@ _HOME = {
     "Calibrator": "calibration.base",
     "ContextualCalibrator": "calibration.contextual",
     "ProcaError": "errors",
+    "PromptEnsemble": "calibration.ensemble",
     "PrototypicalCalibrator": "calibration.prototypical",
     "RepresentationCalibrator": "calibration.anchored",
     "ScoreTable": "scores.score_table",

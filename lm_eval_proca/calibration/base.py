@@ -112,8 +112,10 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):
         """
         self.check_params()
         scores = self._checked(X, reset=True)
-        n_rows, n_labels = scores.shape
-        words = check_labels(getattr(self, "feature_names_in_", None) if labels is None else labels, n_labels)
+        n_rows, n_columns = scores.shape
+        n_labels = self._count_labels(n_columns)
+        columns = getattr(self, "feature_names_in_", None) if n_labels == n_columns else None
+        words = check_labels(columns if labels is None else labels, n_labels)
         self._fit(scores, *self._representations(representations, n_rows))
         self.n_rows_, self.labels_, self.origin_ = n_rows, words, dict(origin or {})
         self.classes_ = np.arange(n_labels)
@@ -176,6 +178,10 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):
     @abstractmethod
     def _calibrate(self, scores: Array) -> Array:
         """Calibrated scores of checked scores; the base class normalises them over labels."""
+
+    def _count_labels(self, n_columns: int) -> int:
+        """How many labels so many columns are the scores of."""
+        return n_columns
 
     def _blank_document(self) -> tuple[Array, ...]:
         """What `_calibrate` takes, for one document; a loaded calibrator is tried on it."""

@@ -2,7 +2,8 @@
 
 ``{"format", "format_version", "calibrator", "params", "fitted"}``. The calibrator is a name of the registry. Arrays of
 numbers are ``{"dtype", "shape", "values"}``, arrays of words are lists. Where they are known, "labels" has the label
-words and "origin" says where the scores of the fit came from.
+words and "origin" says where the scores of the fit came from. An ensemble has, in place of the last three, "members":
+one calibrator per prompt.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from lm_eval_proca.calibration.base import Calibrator, check_labels, plain
+from lm_eval_proca.calibration.ensemble import PromptEnsemble
 from lm_eval_proca.calibration.registry import GROUP, make_calibrator, registered_name
 from lm_eval_proca.errors import CalibrationError
 from lm_eval_proca.files import replacing
@@ -27,6 +29,18 @@ _NUMBERS: dict[str, set[type]] = {"b": {bool}, "i": {int}, "u": {int}, "f": {int
 
 def save_calibrator(calibrator: Calibrator, path: str | os.PathLike[str]) -> None:
     """Write a fitted calibrator; a file that is already there is replaced at once or not at all."""
+    document = {"format": FORMAT, "format_version": FORMAT_VERSION, **_described(calibrator)}
+    try:
+        with replacing(path) as unfinished:
+            unfinished.write_text(json.dumps(document) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise CalibrationError(f"The calibrator cannot be saved as {path}: {error.strerror}.") from None
+
+
+def _described(calibrator: Calibrator) -> dict[str, Any]:
+    known = {name: plain(value) for name in ("labels", "origin") if (value := getattr(calibrator, f"{name}_", None))}
+    if isinstance(calibrator, PromptEnsemble):
+        return {"members": [_described(member) for member in calibrator.members_], **known}
     name = registered_name(type(calibrator))
     if name is None:
         raise CalibrationError(
@@ -34,20 +48,8 @@ def save_calibrator(calibrator: Calibrator, path: str | os.PathLike[str]) -> Non
             f"group {GROUP}, or in lm_eval_proca.calibration.registry.CALIBRATORS."
         )
     fitted = {key: value for key, value in vars(calibrator).items() if key.endswith("_")}
-    known = {name: fitted.pop(f"{name}_", None) for name in ("labels", "origin")}
-    document = {
-        "format": FORMAT,
-        "format_version": FORMAT_VERSION,
-        "calibrator": name,
-        "params": plain(calibrator.get_params()),
-        "fitted": {key: _encode(value) for key, value in fitted.items()},
-        **{name: plain(value) for name, value in known.items() if value},
-    }
-    try:
-        with replacing(path) as unfinished:
-            unfinished.write_text(json.dumps(document) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise CalibrationError(f"The calibrator cannot be saved as {path}: {error.strerror}.") from None
+    learned = {key: _encode(value) for key, value in fitted.items() if key not in ("labels_", "origin_")}
+    return {"calibrator": name, "params": plain(calibrator.get_params()), "fitted": learned, **known}
 
 
 def load_calibrator(path: str | os.PathLike[str]) -> Calibrator:
@@ -75,20 +77,27 @@ def load_calibrator(path: str | os.PathLike[str]) -> Calibrator:
     if (version := document.get("format_version")) != FORMAT_VERSION:
         raise _refusal(path, f"has format version {version!r} and this lm-eval-proca reads {FORMAT_VERSION}")
     try:
+        return _made(document)
+    except CalibrationError:
+        raise
+    except Exception:
+        raise _refusal(path, "does not hold what a calibrator of its kind needs") from None
+
+
+def _made(document: dict[str, Any]) -> Calibrator:
+    if "members" in document:
+        calibrator: Calibrator = PromptEnsemble.of([_made(member) for member in document["members"]])
+    else:
         calibrator = make_calibrator(document["calibrator"], document["params"])
         for key, value in document["fitted"].items():
             if not key.endswith("_") or key.startswith("_"):
                 raise ValueError(key)
             setattr(calibrator, key, _decode(value))
-        calibrator.labels_ = check_labels(document.get("labels"), calibrator.n_labels_)
-        calibrated = calibrator._calibrate(*calibrator._blank_document())
-        if calibrated.shape != (1, calibrator.n_labels_) or np.isnan(calibrated).any():
-            raise ValueError("parts that do not fit together")
-        calibrator.origin_ = dict(document.get("origin", {}))
-    except CalibrationError:
-        raise
-    except Exception:
-        raise _refusal(path, "does not hold what a calibrator of its kind needs") from None
+    calibrator.labels_ = check_labels(document.get("labels"), calibrator.n_labels_)
+    calibrated = calibrator._calibrate(*calibrator._blank_document())
+    if calibrated.shape != (1, calibrator.n_labels_) or np.isnan(calibrated).any():
+        raise ValueError("parts that do not fit together")
+    calibrator.origin_ = dict(document.get("origin", {}))
     return calibrator
 
 

@@ -118,7 +118,8 @@ def _tables_of_model(
     if not is_first_process():  # the first one alone knows that the last run has got its final name
         return {}, []
     tables = {
-        name: [cell_scores(folder, model, cell) for cell in some if cell not in failed] for name, some in cells.items()
+        name: [table for cell in some if cell not in failed for table in cell_scores(folder, model, cell)]
+        for name, some in cells.items()
     }
     return tables, list(failed.values())
 

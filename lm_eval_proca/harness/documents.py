@@ -16,6 +16,7 @@ from lm_eval.api.samplers import ContextSampler
 from lm_eval.config.task import TaskConfig
 
 from lm_eval_proca.errors import TaskError
+from lm_eval_proca.harness.prompts import Prompt
 from lm_eval_proca.harness.settings import DATA_DIR_VARIABLE, Settings
 from lm_eval_proca.scores.identity import data_folder
 from lm_eval_proca.scores.record import EVALUATION_ROWS
@@ -187,7 +188,7 @@ def read_estimate_file(
 
 
 class OnePromptSampler(ContextSampler):
-    """Draws demonstrations once per seed and number of shots, and gives them to every document.
+    """Draws demonstrations once per prompt and number of shots, and gives them to every document.
 
     The draw is the one that lm-eval's default sampler makes for its first document with the same seed. Rows that
     are evaluated are never demonstrations: `allowed` says which rows may be used.
@@ -206,7 +207,14 @@ class OnePromptSampler(ContextSampler):
         Shuffles the drawn demonstrations with a seed of its own.
     first : bool
         Take the first rows instead of drawing (lm-eval's `sampler: first_n`).
+
+    Attributes
+    ----------
+    prompt : Prompt
+        The prompt that demonstrations are wanted for.
     """
+
+    prompt = Prompt()
 
     def __init__(
         self,
@@ -229,28 +237,30 @@ class OnePromptSampler(ContextSampler):
 
     def set_rnd(self, rnd: int) -> OnePromptSampler:
         self.seed = rnd
-        self._drawn: dict[int, list[int]] = {}
+        self._drawn: dict[tuple[int, int], list[int]] = {}
         return self
 
     def sample(self, n: int, eval_doc: Doc | None = None, df: Sequence[Doc] | None = None, **kwargs: Any) -> list[Doc]:
-        """The `n` demonstrations of this seed, whatever document they are for."""
+        """The `n` demonstrations of this prompt, whatever document they are for."""
         return [self.df[i] for i in self.indices(n)]
 
     def indices(self, n: int) -> list[int]:
         """Rows of the pool that are the demonstrations, in prompt order."""
-        if n not in self._drawn:
-            self._drawn[n] = self._draw(n)
-        return self._drawn[n]
+        seed, order = self.seed + self.prompt.seed_shift, self.prompt.order
+        if (seed, n) not in self._drawn:
+            self._drawn[seed, n] = self._draw(n, seed)
+        drawn = self._drawn[seed, n]
+        return drawn if order is None else [drawn[place] for place in order]
 
-    def _draw(self, n: int) -> list[int]:
+    def _draw(self, n: int, seed: int) -> list[int]:
         if n == 0:
             return []
         if self.counts is not None:
-            drawn = self._draw_by_label(n)
+            drawn = self._draw_by_label(n, seed)
         elif self.first:
             drawn = [i for i in range(len(self.df)) if self.allowed(self.df[i])][:n]
         else:
-            drawn = self._draw_any(n)
+            drawn = self._draw_any(n, seed)
         if len(drawn) < n:
             raise TaskError(
                 f"{self.task}: {n} demonstrations were asked for, but only {len(drawn)} rows of the few-shot split "
@@ -260,8 +270,8 @@ class OnePromptSampler(ContextSampler):
             Random(self.order_seed).shuffle(drawn)
         return drawn
 
-    def _draw_any(self, n: int) -> list[int]:
-        rnd, size = Random(self.seed), len(self.df)
+    def _draw_any(self, n: int, seed: int) -> list[int]:
+        rnd, size = Random(seed), len(self.df)
         candidates = rnd.sample(range(size), min(n, size))
         drawn = [i for i in candidates if self.allowed(self.df[i])]
         tried = set(candidates)
@@ -273,14 +283,14 @@ class OnePromptSampler(ContextSampler):
                     drawn.append(i)
         return drawn
 
-    def _draw_by_label(self, n: int) -> list[int]:
+    def _draw_by_label(self, n: int, seed: int) -> list[int]:
         wanted = list(self.counts or ())
         if sum(wanted) != n:
             raise TaskError(
                 f"{self.task}: proca.demonstration_counts={'/'.join(map(str, wanted))} makes {sum(wanted)} "
                 f"demonstrations, but --num_fewshot is {n}; make the two agree."
             )
-        rnd = Random(self.seed)
+        rnd = Random(seed)
         drawn: list[int] = []
         for i in rnd.sample(range(len(self.df)), len(self.df)):
             row = self.df[i]

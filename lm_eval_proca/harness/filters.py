@@ -1,7 +1,7 @@
 """From scores to filters, in four steps.
 
-The scores of all processes become one table. The table is written, if asked for. Calibrators are fitted on it. Their
-log-probabilities become the responses of lm-eval's filters (`proca`, `conca`, `bc`, ...).
+The scores of all processes become one table per prompt. The tables are written, if asked for. Calibrators are fitted on
+each. Their log-probabilities become the responses of lm-eval's filters (`proca`, `conca`, `bc`, ...).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -30,10 +30,11 @@ from lm_eval_proca.distributed import compute_once, gather, is_first_process
 from lm_eval_proca.errors import DistributedError, ProcaError, TaskError
 from lm_eval_proca.harness.documents import Doc, Document
 from lm_eval_proca.harness.settings import MEANINGLESS_METRICS
-from lm_eval_proca.scores.fitting import Fit, fit_all, in_words, recorded
+from lm_eval_proca.scores.fitting import RAW, Fit, fit_all, in_words, recorded
 from lm_eval_proca.scores.identity import score_table_name
 from lm_eval_proca.scores.record import RunRecord
 from lm_eval_proca.scores.score_table import NO_GOLD, ROLES, ScoreTable
+from lm_eval_proca.scores.together import Prompts, methods_of, report
 
 logger = logging.getLogger("lm_eval.proca")  # below lm-eval's own logger, the only one that its command shows
 
@@ -47,10 +48,24 @@ class ScoringPlan:
     """What a run scores; the same on every process."""
 
     documents: Mapping[int, Document]
-    """Every document of every process, by the id that it has in lm-eval."""
+    """Every document of every process, by the id that it has in lm-eval under prompt 0."""
     further: Mapping[int, Doc]
     """Those that only calibrators are fitted on; their ids come after those of all evaluation documents."""
-    record: RunRecord
+    records: Sequence[RunRecord]
+    """One for each prompt."""
+
+    @property
+    def record(self) -> RunRecord:
+        return self.records[0]
+
+    @cached_property
+    def stride(self) -> int:
+        """Under the next prompt a document has its id plus this."""
+        return max(self.documents) + 1
+
+    def is_lm_evals(self, request: Instance) -> bool:
+        """Whether a request is one that lm-eval itself would make."""
+        return request.doc_id < self.stride and request.doc_id not in self.further
 
     @cached_property
     def lacks_gold(self) -> bool:
@@ -91,15 +106,17 @@ def by_document(instances: Iterable[Instance]) -> dict[int, list[Instance]]:
     return of_document
 
 
-def scored_documents(instances: Iterable[Instance], documents: Mapping[int, Document]) -> list[ScoredDocument]:
-    """What this process has scored; `documents` says what lm-eval's document ids stand for."""
+def scored_documents(instances: Iterable[Instance], plan: ScoringPlan, prompt: int = 0) -> list[ScoredDocument]:
+    """What this process has scored under a prompt."""
+    wanted = (one for one in instances if one.doc_id // plan.stride == prompt)
     scored = []
-    for doc_id, requests in by_document(instances).items():
+    for doc_id, requests in by_document(wanted).items():
         # The evaluator pads ranks with copies of requests, so an instance may hold its response twice.
         scores = [float(request.resps[0][0]) for request in requests]
         cut = [request.truncated for request in requests if hasattr(request, "truncated")]
         states, why = _hidden_states(requests[0])
-        scored.append(ScoredDocument(documents[doc_id], scores, any(cut) if cut else None, states, why))
+        document = plan.documents[doc_id % plan.stride]
+        scored.append(ScoredDocument(document, scores, any(cut) if cut else None, states, why))
     return scored
 
 
@@ -178,31 +195,48 @@ def check_scores_dir(task: str, folder: str | None) -> None:
         compute_once(make)
 
 
+class Calibration(NamedTuple):
+    """The fits of prompt 0 by filter, the record of the run, and, if there are several prompts, all of them."""
+
+    fits: dict[str, Fit]
+    record: RunRecord
+    prompts: dict[str, Prompts]
+
+
 def calibrate(
     plan: ScoringPlan,
     requests: Iterable[Instance],
     calibrators: Mapping[str, Calibrator],
     *,
     scores_dir: str | None,
-) -> tuple[dict[str, Fit], RunRecord]:
-    """The fits by filter, and the record of the run with what they report.
+) -> Calibration:
+    """Fit the calibrators under every prompt.
 
-    A failed fit and scores that are not finite remove only calibrated rows of this task.
+    A failed fit and scores that are not finite remove only calibrated rows of this task. Prompts are calibrated one
+    after the other, so that memory holds the hidden states of one table.
     """
-    task = plan.record.task
     # Beyond the labels come the requests of acc_mutual_info, which score every label without a prompt.
     wanted = [one for one in requests if one.idx < len(plan.record.labels)]
-    scored = merge(gather(scored_documents(wanted, plan.documents)), plan.documents.values(), task=task)
-    table = score_table(scored, plan.record)
-    if scores_dir is not None:
-        _keep(table, Path(scores_dir).expanduser())
-
-    # Made once and handed to all processes: a tie within rounding is decided the same way everywhere.
-    fits, failures = compute_once(lambda: fit_all(table, calibrators, no_states=_missing_states(scored)))
-    record = recorded(table, fits, failures)
+    tables: list[ScoreTable] = []
+    fitted: list[dict[str, Fit]] = []
+    failures: dict[str, str] = {}
+    for k, record in enumerate(plan.records):
+        found = merge(gather(scored_documents(wanted, plan, k)), plan.documents.values(), task=record.task)
+        table = score_table(found, record)
+        if scores_dir is not None:
+            _keep(table, Path(scores_dir).expanduser())
+        # Made once and handed to all processes: a tie within rounding is decided the same way everywhere.
+        fits, failed = compute_once(partial(fit_all, table, calibrators, no_states=_missing_states(found)))
+        failures |= {name: f"prompt {k}: {why}" if k else why for name, why in failed.items() if name not in failures}
+        tables.append(replace(table, representations={}))
+        fitted.append(fits)
+    fits = {name: one for name, one in fitted[0].items() if name not in failures}
+    record = recorded(tables[0], fits, failures)
+    prompts = methods_of(tables, fitted) if len(tables) > 1 else {}
+    record = replace(record, together=compute_once(partial(report, prompts, tables[0].gold_of("eval"))))
     if is_first_process():
-        _warn(record, table)
-    return fits, record
+        _warn(record, tables[0])
+    return Calibration(fits, record, prompts)
 
 
 def _missing_states(scored: Sequence[ScoredDocument]) -> str:
@@ -215,8 +249,8 @@ def _warn(record: RunRecord, table: ScoreTable) -> None:
     task = record.task
     for sentence in in_words(record.not_calibrated):
         logger.warning("%s: %s", task, sentence)
-    for name, report in record.fits.items():
-        for warning in report.get("warnings", ()):
+    for name, said in [*record.fits.items(), *record.together.items()]:
+        for warning in said.get("warnings", ()):
             logger.warning("%s, %s: %s", task, name, warning)
     gold = table.gold_of("eval")
     if missing := int((gold == NO_GOLD).sum()):
@@ -273,23 +307,44 @@ class CalibrationFilter(Filter):
         )
 
 
-class CalibratedResponse(NamedTuple):
-    """The response of a calibrated filter for one label: lm-eval's pair, with a type that marks it as calibrated."""
+class Response(tuple[float, bool]):
+    """The response for one label: lm-eval's pair of score and whether it is greedy, and what `process_results` asks."""
 
-    score: float
-    is_greedy: bool
+    calibrated: bool = False
+    by_prompt: Sequence[int] = ()
+    """The label that each prompt gives the document, if there are several prompts."""
+    together: int = NO_GOLD
+    """The label that all of them together give."""
 
 
-def give_out(name: str, fit: Fit, instances: Iterable[Instance], documents: Mapping[int, Document]) -> None:
-    """Calibrated scores to the evaluation requests of this process, as the responses of the filter `name`."""
-    row = {index: number for number, index in enumerate(fit.documents)}
-    labels = fit.log_proba.shape[1]
+def give_out(calibration: Calibration, instances: Iterable[Instance], documents: Mapping[int, Document]) -> None:
+    """Calibrated scores to the evaluation requests of this process, as the responses of their filters.
+
+    The responses of the other filters, which lm-eval made, stay; they are told what the prompts predict.
+    """
+    fits, prompts = calibration.fits, calibration.prompts
+    evaluated = sorted(one.index for one in documents.values() if one.role == "eval")
+    row = {index: number for number, index in enumerate(evaluated)}
     for instance in instances:
-        raw, is_greedy = instance.resps[0]
-        # Requests beyond the labels are those of acc_mutual_info; nobody reads them in a calibrated row.
         place = row[documents[instance.doc_id].index]
-        score = fit.log_proba[place, instance.idx] if instance.idx < labels else raw
-        instance.filtered_resps[name] = CalibratedResponse(float(score), is_greedy)
+        raw, is_greedy = instance.resps[0]
+        for name, fit in fits.items():
+            # Requests beyond the labels are those of acc_mutual_info; nobody reads them in a calibrated row.
+            score = fit.log_proba[place, instance.idx] if instance.idx < fit.log_proba.shape[1] else raw
+            instance.filtered_resps[name] = response = Response((float(score), is_greedy))
+            response.calibrated = True
+        for name in instance.filtered_resps if prompts and instance.idx == 0 else ():
+            instance.filtered_resps[name] = response = _copy(instance.filtered_resps[name])
+            found = prompts[name if name in fits else RAW]
+            response.by_prompt = found.predicted[:, place].tolist()
+            response.together = int(found.predicted_together[place])
+
+
+def _copy(response: tuple[float, bool]) -> Response:
+    """A response of lm-eval's as one of ours; the raw one is the very object that the model has returned."""
+    copy = Response(response)
+    copy.calibrated = getattr(response, "calibrated", False)
+    return copy
 
 
 # ------------------------------------------------------------------ groups

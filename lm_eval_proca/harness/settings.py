@@ -15,6 +15,7 @@ from typing import Any
 from lm_eval_proca.calibration.base import Calibrator
 from lm_eval_proca.calibration.registry import CALIBRATORS
 from lm_eval_proca.errors import CalibrationError, TaskError
+from lm_eval_proca.harness.prompts import KINDS, read_templates
 from lm_eval_proca.scores.fitting import RAW, calibrator_of_step
 
 logger = logging.getLogger("lm_eval.proca")
@@ -47,6 +48,14 @@ class Settings:
     """Number of demonstrations per label id, e.g. 3/5; by default they are drawn regardless of their label."""
     order_seed: int | None = None
     """Seed of the order of the demonstrations alone; by default the order in which they were drawn."""
+    prompts: int = 1
+    """Number of prompts; all of them ask for the same documents and are calibrated on the same rows."""
+    vary: str | None = None
+    """What differs between prompts: demonstrations, orders or templates; by default the first that can."""
+    templates: tuple[dict[str, Any], ...] = ()
+    """Further templates of the task: each a `doc_to_text`, a `doc_to_choice`, or both."""
+    template: int | None = None
+    """Which template a run with one prompt uses, counted from 1, the task's own."""
     layers: tuple[int | float, ...] = (0.5, 0.75, -1)
     """Layers whose hidden states are kept beside the scores: whole numbers count layers, -1 is the last; numbers
     between 0 and 1 are fractions of the depth; () keeps none."""
@@ -163,6 +172,19 @@ def _whole_number(source: str, key: str, value: Any, *, least: int = 0) -> int:
 
 _size = partial(_whole_number, least=1)
 
+
+def _kind(source: str, key: str, value: Any) -> str:
+    if value not in KINDS:
+        raise TaskError(f"{source}: {key} must be one of {', '.join(KINDS)}, got {value!r}.")
+    return str(value)
+
+
+def _templates(source: str, key: str, value: Any) -> tuple[dict[str, Any], ...]:
+    if not isinstance(value, (list, tuple)):
+        raise TaskError(f"{source}: {key} must be a list in the `calibration:` block, got {value!r}.")
+    return read_templates(source, value)
+
+
 READERS: dict[str, Callable[[str, str, Any], Any]] = {
     CALIBRATE: _truth,
     "estimate_split": _text,
@@ -175,6 +197,10 @@ READERS: dict[str, Callable[[str, str, Any], Any]] = {
     "data_folder": _text,
     "demonstration_counts": _counts,
     "order_seed": _whole_number,
+    "prompts": _size,
+    "vary": _kind,
+    "templates": _templates,
+    "template": _size,
     "layers": _layers,
     "scores_dir": _text,
 }

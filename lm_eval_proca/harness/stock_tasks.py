@@ -12,7 +12,7 @@ import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from zlib import crc32
 
@@ -32,6 +32,7 @@ from lm_eval_proca.harness.filters import (
     by_document,
     check_scores_dir,
 )
+from lm_eval_proca.harness.prompts import Prompt, kind_of_prompts, make_prompts
 from lm_eval_proca.harness.settings import CALIBRATE, PREFIX, Settings, settings_of_run, without_settings
 from lm_eval_proca.harness.task import Calibrated, gold_if_any
 from lm_eval_proca.scores.fitting import ROWS_PER_LABEL, calibrators_of_documents, suited
@@ -40,7 +41,7 @@ from lm_eval_proca.scores.record import documents_hash, fingerprint
 
 logger = logging.getLogger("lm_eval.proca")
 
-READ = {CALIBRATE, "scores_dir", "estimate_split", "layers"}
+READ = {CALIBRATE, "scores_dir", "estimate_split", "layers", "prompts", "vary"}
 """The settings that lm-eval's own tasks read; most others are about prompts and rows, which stay lm-eval's."""
 READ_WITH_SPLIT = {"estimate_size", "estimate_seed"}
 
@@ -166,6 +167,7 @@ class StockTask(Calibrated):
 
     seed: int | None = None
     choices: tuple[str, ...]
+    rows: UnlabeledRows
 
     def begin(self, given: Mapping[str, Any], announcement: Announcement) -> None:
         """`given` are the `proca.*` settings of the run."""
@@ -210,10 +212,16 @@ class StockTask(Calibrated):
             unlabeled_hash=fingerprint(rows.docs),
             filters={name: [{"function": name}] for name in self.calibrators},
         )
-        self.plan = plan = ScoringPlan(documents, further, record)
-        self._instances += self._requests_of_rows(plan, rows, options)
+        self.rows = rows
+        self.plan = plan = self._with_prompts(ScoringPlan(documents, further, [record]), options, limit, samples)
+        share = {key: options[key] for key in ("rank", "world_size") if key in options}
+        of_rows = self.share_of_further(plan, options)
+        own = [*self.doc_iterator(limit=limit, samples=samples, **share), *of_rows]
+        self._instances += self.requests_under(self.prompts[0], plan, of_rows, options)
+        for prompt in self.prompts[1:]:
+            self._instances += self.requests_under(prompt, plan, own, options)
         ask_for_hidden_states(self._instances, self.calibrators.values(), self.layers)
-        drawn = bool(self.config.num_fewshot) and not isinstance(getattr(self, "sampler", None), FirstNSampler)
+        drawn = bool(self.config.num_fewshot) and not self._has_fixed_demonstrations
         requests = len(further) * len(found.choices)
         self.announcement.calibrates(self.config.task, how, further_requests=requests, many_prompts=drawn)
 
@@ -292,37 +300,73 @@ class StockTask(Calibrated):
             raise Obstacle(f"the split {split} has only {len(drawn)} usable rows")
         return UnlabeledRows(f"split:{split}", drawn, [gold_if_any(self.gold, row) for row in drawn], seed)
 
-    def _requests_of_rows(self, plan: ScoringPlan, rows: UnlabeledRows, options: Mapping[str, Any]) -> list[Instance]:
-        """The requests of this process's share of the rows; the same prompts on any number of processes."""
-        made: list[Instance] = []
-        with self._demonstrations_without(rows.docs):
-            for doc_id, doc in self.share_of_further(plan, options):
-                if hasattr(self, "sampler"):
-                    self.sampler.set_rnd(crc32(f"{rows.seed}-{doc_id}".encode()))
-                made += self.requests_of(doc_id, doc, options, f"A row of {rows.source}")
+    # ------------------------------------------------------------------ prompts
+
+    @property
+    def _has_fixed_demonstrations(self) -> bool:
+        return isinstance(getattr(self, "sampler", None), FirstNSampler)
+
+    def _with_prompts(
+        self, plan: ScoringPlan, options: Mapping[str, Any], limit: int | None, samples: list[int] | None
+    ) -> ScoringPlan:
+        """The plan with the prompts that were asked for; a task that cannot have them keeps its one and says why."""
+        count, shots, name = self.given.get("prompts", 1), self.config.num_fewshot or 0, str(self.config.task)
+        self.prompts = [Prompt()]
+        if count == 1:
+            return plan
+        try:
+            fixed = self._has_fixed_demonstrations
+            kind = kind_of_prompts(name, asked=self.given.get("vary"), shots=shots, fixed=fixed, templates=0)
+            self.prompts = make_prompts(name, kind, count, shots=shots, seed=self.seed, templates=0)
+        except TaskError as error:
+            self.announcement.has_one_prompt(name, str(error).removeprefix(f"{name}: ").rstrip("."))
+            return plan
+        _, doc = next(iter(self.doc_iterator(limit=limit, samples=samples)))
+        first = replace(plan.record, prompts=count, vary=kind)
+        records = [first]
+        for prompt in self.prompts[1:]:
+            (context, *_), *_ = (one.args for one in self.requests_under(prompt, plan, [(0, doc)], options))
+            records.append(replace(first, prompt=prompt.number, prompt_hash=fingerprint([context])))
+        self.check_prompts(records)
+        return replace(plan, records=records)
+
+    def requests_of(self, doc_id: int, doc: Doc, options: Mapping[str, Any], name: str) -> list[Instance]:
+        """The same prompts on any number of processes: the id of a document decides which demonstrations it draws."""
+        if hasattr(self, "sampler"):
+            seed = self.seed if self.rows.seed is None else self.rows.seed
+            self.sampler.set_rnd(crc32(f"{seed}-{doc_id}".encode()))
+        made = super().requests_of(doc_id, doc, options, name)
+        delimiter = self._target_delimiter(options.get("apply_chat_template", False))
+        words = tuple(one.args[1].removeprefix(delimiter) for one in made[: len(self.choices)])
+        if words != self.choices:
+            raise TaskError(
+                f"{self.config.task}: {name} has other choices when its prompt is built once more; leave proca.prompts "
+                f"and proca.estimate_split out."
+            )
         return made
 
     @contextmanager
-    def _demonstrations_without(self, rows: Sequence[Doc]) -> Iterator[None]:
-        """Within the block, the sampler draws no row of the estimate set as a demonstration."""
+    def asking(self, prompt: Prompt) -> Iterator[None]:
+        """The sampler has the demonstrations of the prompt, and no row of the estimate set."""
         sampler, shots = getattr(self, "sampler", None), self.config.num_fewshot or 0
-        if sampler is None or not shots or not rows:
+        if sampler is None or not shots:
             yield
             return
         pool, state = sampler.df, sampler.rnd
-        drawn = {fingerprint([row]) for row in rows}
-        left = [row for row in pool if fingerprint([row]) not in drawn]
+        unlabeled = {fingerprint([row]) for row in self.rows.docs}
+        left = [row for row in pool if fingerprint([row]) not in unlabeled] if unlabeled else pool
         if len(left) < shots:
             raise TaskError(
                 f"{self.config.task}: the estimate set leaves {len(left)} rows for {shots} demonstrations; lower "
                 f"proca.estimate_size."
             )
+        if prompt.order is not None:
+            left = [*(left[place] for place in prompt.order), *left[shots:]]
         try:
-            sampler.replace_df(left)
+            sampler.df = left
             yield
         finally:
-            sampler.replace_df(pool)
-            sampler.rnd = state
+            sampler.df, sampler.rnd = pool, state
 
 
 def _doc_hash(doc: Any) -> str:
@@ -342,6 +386,8 @@ class Announcement:
     """By what calibrators are fitted on."""
     unchanged: dict[str, list[str]] = field(default_factory=dict)
     """By the reason."""
+    one_prompt: dict[str, list[str]] = field(default_factory=dict)
+    """Tasks that cannot have the prompts that were asked for, by the reason."""
     many_prompts: list[str] = field(default_factory=list)
     """Tasks that draw new demonstrations for every document."""
     further_requests: int = 0
@@ -352,6 +398,10 @@ class Announcement:
             self.many_prompts += [task] * many_prompts
             self.further_requests += further_requests
             self._arrived(task)
+
+    def has_one_prompt(self, task: str, reason: str) -> None:
+        if task in self.awaited:
+            self.one_prompt.setdefault(reason, []).append(task)
 
     def leaves_unchanged(self, task: str, obstacle: str) -> None:
         if task in self.awaited:
@@ -369,6 +419,8 @@ class Announcement:
             yield f"calibrated rows for {_counted(tasks)}, {how}"
         if self.further_requests:
             yield f"the rows of proca.estimate_split add {self.further_requests} requests"
+        for reason, tasks in self.one_prompt.items():
+            yield f"one prompt only for {_counted(tasks)}: {reason}"
         if self.unchanged:
             reasons = "; ".join(f"{reason}: {_counted(tasks)}" for reason, tasks in self.unchanged.items())
             count = sum(map(len, self.unchanged.values()))

@@ -6,7 +6,8 @@ import logging
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
@@ -18,6 +19,7 @@ from lm_eval.api.metrics import mean
 from lm_eval.api.task import ConfigurableTask
 
 from lm_eval_proca.calibration.base import Calibrator
+from lm_eval_proca.crossed import crossed_mean
 from lm_eval_proca.errors import DistributedError, TaskError
 from lm_eval_proca.harness.documents import (
     Doc,
@@ -35,7 +37,6 @@ from lm_eval_proca.harness.documents import (
     without_label,
 )
 from lm_eval_proca.harness.filters import (
-    CalibratedResponse,
     GroupRows,
     ScoringPlan,
     ask_for_hidden_states,
@@ -43,6 +44,7 @@ from lm_eval_proca.harness.filters import (
     check_scores_dir,
     give_out,
 )
+from lm_eval_proca.harness.prompts import Prompt, kind_of_prompts, make_prompts, template_of
 from lm_eval_proca.harness.settings import (
     MEANINGLESS_METRICS,
     calibrators_of,
@@ -62,6 +64,29 @@ logger = logging.getLogger("lm_eval.proca")  # below lm-eval's own logger, the o
 DEFAULT_SEED = 1234
 """lm-eval's own default for few-shot examples, for callers that never set one."""
 
+SPREAD, TOGETHER = "acc_sd", "acc_together"
+
+
+def _over_prompts(name: str) -> Callable[[Sequence[Sequence[float]]], Any]:
+    """An aggregation of right or wrong, (documents, prompts); what it cannot tell is lm-eval's N/A."""
+
+    def aggregate(right: Sequence[Sequence[float]]) -> Any:
+        found = getattr(crossed_mean(np.transpose(right)), name)
+        return "N/A" if found is None else found
+
+    return aggregate
+
+
+OVER_PROMPTS: Mapping[str, Callable[[Sequence[Sequence[float]]], Any]] = {
+    "acc_prompts": _over_prompts("mean"),
+    # lm-eval has no way to give an aggregation its own standard error. It writes "N/A" under this name, and then, since
+    # it comes next, what this metric says.
+    "acc_prompts_stderr": _over_prompts("standard_error"),
+    SPREAD: _over_prompts("sd"),
+    "acc_worst": _over_prompts("worst"),
+}
+"""The further metrics of a run with several prompts."""
+
 NOT_ABOUT_PROMPTS = {"tokenizer_name", "rank", "world_size", "cache_requests", "rewrite_requests_cache"}
 
 
@@ -80,6 +105,14 @@ class Calibrated(ConfigurableTask):
     scores_dir: str | None = None
     layers: Sequence[int | float] = ()
     group_rows: GroupRows | None = None
+    prompts: Sequence[Prompt] = (Prompt(),)
+    """The prompts of the run; the first is lm-eval's own."""
+    vary: str | None = None
+    """What differs between them, if there are several."""
+
+    @abstractmethod
+    def asking(self, prompt: Prompt) -> AbstractContextManager[None]:
+        """Inside, requests are built under this prompt."""
 
     @abstractmethod
     def gold(self, doc: Mapping[str, Any]) -> int:
@@ -130,6 +163,27 @@ class Calibrated(ConfigurableTask):
             **identity_of_task(self.config.metadata, settings, run),
         )
 
+    def check_prompts(self, records: Sequence[RunRecord]) -> None:
+        """Two equal prompts would count one twice."""
+        numbers: dict[str | None, int] = {}
+        for one in records:
+            if (twin := numbers.setdefault(one.prompt_hash, one.prompt)) != one.prompt:
+                raise TaskError(
+                    f"{self.config.task}: prompts {twin} and {one.prompt} of {one.prompts} are the same; there are too "
+                    f"few rows to demonstrate for so many prompts, lower proca.prompts."
+                )
+
+    def requests_under(
+        self, prompt: Prompt, plan: ScoringPlan, docs: Iterable[tuple[int, Doc]], options: Mapping[str, Any]
+    ) -> list[Instance]:
+        """The requests of documents, given with their ids under prompt 0, under another prompt."""
+        made: list[Instance] = []
+        shift = prompt.number * plan.stride
+        with self.asking(prompt):
+            for doc_id, doc in docs:
+                made += self.requests_of(shift + doc_id, doc, options, str(plan.documents[doc_id]))
+        return made
+
     def share_of_further(self, plan: ScoringPlan, options: Mapping[str, Any]) -> list[tuple[int, Doc]]:
         """The further documents that this process scores."""
         return list(plan.further.items())[options.get("rank", 0) :: options.get("world_size", 1)]
@@ -140,15 +194,15 @@ class Calibrated(ConfigurableTask):
             super().apply_filters()
             self._tell_groups(())
             return
-        fits, record = calibrate(self.plan, self.instances, self.calibrators, scores_dir=self.scores_dir)
-        self.config.metadata["proca"] = record.as_json()  # lm-eval writes the metadata into its results file
-        self._instances = [one for one in self.instances if one.doc_id not in self.plan.further]
+        calibration = calibrate(self.plan, self.instances, self.calibrators, scores_dir=self.scores_dir)
+        # lm-eval writes the metadata into its results file.
+        self.config.metadata["proca"] = calibration.record.as_json()
+        self._instances = list(filter(self.plan.is_lm_evals, self.instances))
         for ensemble in self._filters:
             if ensemble.name not in self.calibrators:
                 ensemble.apply(self._instances)
-        for name, fit in fits.items():
-            give_out(name, fit, self._instances, self.plan.documents)
-        self._tell_groups(fits)
+        give_out(calibration, self._instances, self.plan.documents)
+        self._tell_groups(calibration.fits)
 
     def _tell_groups(self, rows: Iterable[str]) -> None:
         if self.group_rows is not None:
@@ -160,20 +214,23 @@ class Calibrated(ConfigurableTask):
             return super().process_results(doc, results)
         if self.plan.lacks_gold and self.gold(doc) == NO_GOLD:
             return {}
-        metrics = super().process_results(doc, results)
-        if not isinstance(results[0], CalibratedResponse):
-            return metrics
-        kept = {name: value for name, value in metrics.items() if name not in MEANINGLESS_METRICS}
-        if "acc" not in kept:
-            scores = [response.score for response in results[: len(self.plan.record.labels)]]
-            kept["acc"] = float(np.argmax(scores) == self.gold(doc))
-        return kept
+        metrics, first = super().process_results(doc, results), results[0]
+        if getattr(first, "calibrated", False):
+            metrics = {name: value for name, value in metrics.items() if name not in MEANINGLESS_METRICS}
+            if "acc" not in metrics:
+                scores = [response[0] for response in results[: len(self.plan.record.labels)]]
+                metrics["acc"] = float(np.argmax(scores) == self.gold(doc))
+        if getattr(first, "by_prompt", ()):
+            right = [float(label == self.gold(doc)) for label in first.by_prompt]
+            metrics |= {**dict.fromkeys(OVER_PROMPTS, right), TOGETHER: float(first.together == self.gold(doc))}
+        return metrics
 
     def aggregation(self) -> dict[str, Any]:
-        return {"acc": mean, **super().aggregation()}
+        return {"acc": mean, TOGETHER: mean, **OVER_PROMPTS, **super().aggregation()}
 
     def higher_is_better(self) -> dict[str, bool]:
-        return {"acc": True, **super().higher_is_better()}
+        several = {**dict.fromkeys(OVER_PROMPTS, True), SPREAD: False, TOGETHER: True} if len(self.prompts) > 1 else {}
+        return {"acc": True, **several, **super().higher_is_better()}
 
     def check_shares(self, documents: Mapping[int, Document], world_size: int) -> None:
         """Fail early where lm-eval would fail late: each process must have a document that can be measured."""
@@ -218,6 +275,7 @@ class CalibratedTask(Calibrated):
         metadata = config.get("metadata") or {}
         self.settings = read_settings(name, config.pop("calibration", {}), metadata)
         self.scores_dir, self.layers = self.settings.scores_dir, self.settings.layers
+        config |= template_of(name, self.settings.templates, self.settings.template)
         config["metadata"] = without_settings(metadata)
         config.setdefault("metric_list", [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}])
         unasked = config.setdefault("filter_list", filters := default_filters()) is filters
@@ -364,15 +422,48 @@ class CalibratedTask(Calibrated):
         **options: Any,
     ) -> None:
         """Requests of this rank's evaluation documents, then of its share of those that calibrators are fitted on."""
+        self.prompts = self._make_prompts()
         self.plan = plan = self._make_plan(limit, samples, options)
         self.check_shares(plan.documents, options.get("world_size", 1))
         check_scores_dir(self.config.task, self.scores_dir)
         if options.get("rank", 0) == 0:
             self._announce(plan, cache_requests)
         super().build_all_requests(limit=limit, samples=samples, cache_requests=False, **options)
-        for doc_id, doc in self.share_of_further(plan, options):
-            self._instances += self.requests_of(doc_id, doc, options, str(plan.documents[doc_id]))
+        further = self.share_of_further(plan, options)
+        self._instances += self.requests_under(self.prompts[0], plan, further, options)
+        share = {key: options[key] for key in ("rank", "world_size") if key in options}
+        own = [*self.doc_iterator(limit=limit, samples=samples, **share), *further]
+        for prompt in self.prompts[1:]:
+            self._instances += self.requests_under(prompt, plan, own, options)
         ask_for_hidden_states(self._instances, self.calibrators.values(), self.layers)
+
+    def _make_prompts(self) -> list[Prompt]:
+        settings, shots, name = self.settings, self.config.num_fewshot or 0, self.task_name
+        self.vary = None
+        if settings.prompts == 1:
+            return [Prompt()]
+        if settings.template is not None:
+            raise TaskError(f"{name}: proca.template names one template; leave it or proca.prompts out.")
+        templates = len(settings.templates)
+        kind = kind_of_prompts(name, asked=settings.vary, shots=shots, fixed=self.sampler.first, templates=templates)
+        self.vary = kind
+        return make_prompts(name, kind, settings.prompts, shots=shots, seed=self.sampler.seed, templates=templates)
+
+    @contextmanager
+    def asking(self, prompt: Prompt) -> Iterator[None]:
+        changed = template_of(self.task_name, self.settings.templates, prompt.template)
+        own = {key: getattr(self.config, key) for key in changed}
+        try:
+            self._use(prompt, changed)
+            yield
+        finally:
+            self._use(Prompt(), own)
+
+    def _use(self, prompt: Prompt, template: Mapping[str, Any]) -> None:
+        self.sampler.prompt = prompt
+        for key, value in template.items():
+            for config in (self.config, self.fewshot_cfg):
+                setattr(config, key, value)
 
     def _make_plan(self, limit: int | None, samples: Sequence[int] | None, options: Mapping[str, Any]) -> ScoringPlan:
         """Every document that will be scored, checked before any of them is."""
@@ -395,7 +486,6 @@ class CalibratedTask(Calibrated):
                 documents[total + len(further)] = Document(role, index, gold)
                 further[total + len(further)] = doc
         self._check_choices(documents, further)
-        prompt_hash = fingerprint([self.prompt_of(blank[1], options, "The empty document")])
         golds = [document.gold for document in documents.values() if document.role == "eval"]
         texts = [self.text_of(self.eval_docs[i]) for i in evaluated]
         record = self.record(
@@ -403,22 +493,51 @@ class CalibratedTask(Calibrated):
             asdict(self.settings),
             seed=self.sampler.seed,
             limit=limit,
-            labels=tuple(self.labels),
             eval_rows=len(evaluated),
-            demonstrations=tuple(self.sampler.indices(self.config.num_fewshot or 0)),
             demonstration_counts=self.settings.demonstration_counts,
             order_seed=self.settings.order_seed,
+            prompts=len(self.prompts),
+            vary=self.vary,
             documents_hash=documents_hash(zip(texts, golds, strict=True)),
-            prompt_hash=prompt_hash,
             unlabeled_hash=fingerprint(self.text_of(doc) for doc in unlabeled.docs),
             filters={entry["name"]: entry["filter"] for entry in self.config.filter_list},
         )
-        return ScoringPlan(documents, further, record)
+        records = [self._under(prompt, record, blank[1], options) for prompt in self.prompts]
+        self.check_prompts(records)
+        return ScoringPlan(documents, further, records)
+
+    def _under(self, prompt: Prompt, record: RunRecord, blank: Doc, options: Mapping[str, Any]) -> RunRecord:
+        """The record of the run under a prompt; `blank` is the empty document."""
+        with self.asking(prompt):
+            words = tuple(self.doc_to_choice(self.eval_docs[0]))
+            check_labels(self.task_name, words, self.settings)
+            if len(words) != len(self.labels) or (words != tuple(self.labels) and not self._has_label_ids):
+                raise TaskError(
+                    f"{self.task_name}: template {prompt.template} has the label words {', '.join(words)}; it needs "
+                    f"one for each of {len(self.labels)} labels, and other words need a doc_to_target that is a number."
+                )
+            return replace(
+                record,
+                prompt=prompt.number,
+                labels=words,
+                demonstrations=tuple(self.sampler.indices(self.config.num_fewshot or 0)),
+                template=prompt.template or self.settings.template,
+                prompt_hash=fingerprint([self.prompt_of(blank, options, "The empty document")]),
+            )
+
+    @property
+    def _has_label_ids(self) -> bool:
+        return isinstance(self.doc_to_target(self.eval_docs[0]), int)
+
+    def _demonstrated(self) -> Iterator[tuple[str, ...]]:
+        """The texts of the demonstrations of all prompts."""
+        for prompt in self.prompts:
+            with self.asking(prompt):
+                yield from map(self.text_of, self.sampler.sample(self.config.num_fewshot or 0))
 
     def _unlabeled_rows(self) -> UnlabeledRows:
         """The estimate set: rows of a file or of a split that are neither demonstrations nor evaluated."""
-        demonstrated = {self.text_of(row) for row in self.sampler.sample(self.config.num_fewshot or 0)}
-        forbidden, settings = demonstrated | self.evaluated_texts, self.settings
+        forbidden, settings = {*self._demonstrated(), *self.evaluated_texts}, self.settings
         seed = self.sampler.seed if settings.estimate_seed is None else settings.estimate_seed
 
         def allowed(row: Mapping[str, Any]) -> bool:
@@ -505,9 +624,14 @@ class CalibratedTask(Calibrated):
         counts = Counter(document.role for document in plan.documents.values())
         documents = " + ".join(f"{count} {role.replace('_', '-')}" for role, count in counts.items())
         logger.info(
-            "%s: about to score %s documents x %d labels = %d requests behind one prompt of %d shots (seed %s)",
-            task, documents, len(record.labels), counts.total() * len(record.labels), record.num_fewshot, record.seed,
+            "%s: about to score %s documents x %d labels = %d requests behind %s of %d shots (seed %s)",
+            task, documents, len(record.labels), counts.total() * len(record.labels), self._prompts_in_words(),
+            record.num_fewshot, record.seed,
         )  # fmt: skip
+
+    def _prompts_in_words(self) -> str:
+        count = len(self.prompts)
+        return "one prompt" if count == 1 else f"each of {count} prompts (other {self.vary})"
 
     def _missing_demonstrations(self) -> str | None:
         """Which labels no demonstration shows, unless that was asked for."""

@@ -293,7 +293,8 @@ def score_table_name(table: ScoreTable) -> str:
     record = table.record
     hashes = [record.model_hash, record.documents_hash, record.prompt_hash, record.unlabeled_hash]
     end = digest([record.identity, hashes, record.labels, table.layers])
-    return f"{record.task}-{record.num_fewshot}shot-seed{record.seed}-{end}.parquet"
+    prompt = f"-prompt{record.prompt}" if record.prompts > 1 else ""
+    return f"{record.task}-{record.num_fewshot}shot-seed{record.seed}{prompt}-{end}.parquet"
 
 
 def differences(one: Mapping[str, Mapping[str, Any]], other: Mapping[str, Mapping[str, Any]]) -> str:

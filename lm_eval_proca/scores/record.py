@@ -15,7 +15,7 @@ from typing import Any
 from lm_eval_proca.errors import ResultsError
 from lm_eval_proca.metrics import LabelCounts
 
-FORMAT = 2
+FORMAT = 3
 """Raise this when you add, remove or redefine a field. Records of another format are refused."""
 
 EVALUATION_ROWS = "evaluation rows, cross-fitted"
@@ -28,7 +28,8 @@ Json = Mapping[str, Any]
 class RunRecord:
     """One run of one task, as it is written under `metadata.proca` of a results file and into a score table.
 
-    None stands for what is not known. `label_counts`, `fits` and `not_calibrated` are by filter: what each method
+    A run with several prompts has a score table of each, and the results file says what prompt 0 was. None stands for
+    what is not known. `label_counts`, `fits` and `not_calibrated` are by filter: what each method
     predicts, the report of its fit, and why it has no row. A score table is written before the fits, so these are empty
     there.
     """
@@ -51,6 +52,14 @@ class RunRecord:
     demonstrations: tuple[int, ...] | None = None
     demonstration_counts: tuple[int, ...] | None = None
     order_seed: int | None = None
+    prompts: int = 1
+    """How many prompts the run has."""
+    prompt: int = 0
+    """Which of them this is about."""
+    vary: str | None = None
+    """What differs between the prompts of a run: demonstrations, orders or templates."""
+    template: int | None = None
+    """Which of the task's templates, if it has several; 1 is its own."""
     truncated_prompts: int | None = None
     model_hash: str | None = None
     documents_hash: str | None = None
@@ -65,6 +74,8 @@ class RunRecord:
     fits: Json = field(default_factory=dict)
     not_calibrated: Json = field(default_factory=dict)
     label_counts: Mapping[str, LabelCounts] = field(default_factory=dict)
+    together: Json = field(default_factory=dict)
+    """By filter, of a run with several prompts: see :func:`lm_eval_proca.scores.together.report`."""
 
     @property
     def generated(self) -> bool:

@@ -1,4 +1,4 @@
-"""A cell: one lm-eval run of one task under one prompt by one model, and the folder that keeps it.
+"""A cell: one lm-eval run of one task under one seed by one model, and the folder that keeps it.
 
 A folder is `<output>/<model>/<task>-<shots>shot-seed<seed>[-limit<n>][-<setting>=<value>…]-<digest>/`. The digest is
 of the run's whole identity, which the folder also holds as identity.json. So a finished cell is found by its digest,
@@ -162,12 +162,15 @@ def earlier_runs(cells: Iterable[Cell], model: Model, output_dir: Path) -> list[
     ]
 
 
-def cell_scores(output_dir: Path, model: Model, cell: Cell) -> ScoreTable:
+def cell_scores(output_dir: Path, model: Model, cell: Cell) -> list[ScoreTable]:
+    """The score tables of a finished cell, one for each prompt."""
     folder = cell_folder(output_dir, model, cell)
-    tables = sorted(folder.glob("scores/*.parquet"))
-    if len(tables) != 1:
-        raise ScoreTableError(f"{folder} has {len(tables)} score tables, a finished cell has one; run the cell again.")
-    return ScoreTable.load(tables[0])
+    tables = sorted(map(ScoreTable.load, folder.glob("scores/*.parquet")), key=lambda table: table.record.prompt)
+    if not tables or len(tables) != tables[0].record.prompts:
+        raise ScoreTableError(
+            f"{folder} has {len(tables)} score tables, a finished cell has one for each prompt; run the cell again."
+        )
+    return tables
 
 
 def settings_from_metadata(metadata: Mapping[str, Any]) -> GivenSettings:

@@ -52,9 +52,11 @@ class Grid:
 
 @dataclass(frozen=True)
 class Prompts:
-    """What one cell sends to a model: how many documents and labels, and a few of the prompts."""
+    """What one cell sends to a model: how many documents and labels, and a few of its texts, all under prompt 0."""
 
+    prompts: int
     documents: int
+    """Counted once for every prompt."""
     labels: int
     rendered: list[str]
 
@@ -82,8 +84,10 @@ def _render(task: Any, cell: Cell) -> Prompts:
     docs = task.eval_docs
     task.set_fewshot_seed(cell.seed)
     rows = range(0, len(docs), max(1, len(docs) // PROMPTS_RENDERED))
+    evaluated = min(cell.limit or len(docs), len(docs))
     return Prompts(
-        documents=min(cell.limit or len(docs), len(docs)) + task.settings.estimate_size + len(CONTENT_FREE_TEXTS),
+        prompts=task.settings.prompts,
+        documents=task.settings.prompts * (evaluated + task.settings.estimate_size + len(CONTENT_FREE_TEXTS)),
         labels=len(task.labels),
         rendered=[task.fewshot_context(docs[i], num_fewshot=cell.num_fewshot) for i in rows[:PROMPTS_RENDERED]],
     )
@@ -111,7 +115,7 @@ def estimate_cost(prompts: Prompts, count: Callable[[str], int]) -> Cost:
         documents=prompts.documents,
         requests=prompts.documents * prompts.labels,
         tokens=round(prompts.documents * prompt),
-        tokens_prefix_once=round(prefix + prompts.documents * (prompt - prefix)),
+        tokens_prefix_once=round(prompts.prompts * prefix + prompts.documents * (prompt - prefix)),
     )
 
 

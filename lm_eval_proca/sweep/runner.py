@@ -285,7 +285,8 @@ def evaluate_cell(cell: Cell, model: Model, folder: Path) -> dict[str, float]:
     tracker.save_results_aggregated(results=results, samples=samples)
     for name in results["configs"]:
         tracker.save_results_samples(task_name=name, samples=samples[name])
-    _check_written(folder, len(samples[cell.task]))
+    tables = results["configs"][cell.task]["metadata"]["proca"]["prompts"]
+    _check_written(folder, len(samples[cell.task]), tables)
     metrics = results["results"][cell.task]
     return {key.removeprefix("acc,"): value for key, value in metrics.items() if key.startswith("acc,")}
 
@@ -299,14 +300,15 @@ def _environment() -> dict[str, Any]:
     return {"add_env_info": lambda to: to.update(info), "get_git_commit_hash": lambda: commit}
 
 
-def _check_written(folder: Path, samples: int) -> None:
+def _check_written(folder: Path, samples: int, tables: int) -> None:
     """lm-eval only logs that it could not write a file: look at what is there."""
     try:
         (result,) = folder.glob("results_*.json")
         json.loads(result.read_text(encoding="utf-8"))
         (logged,) = folder.glob("samples_*.jsonl")
         with open(logged, encoding="utf-8") as lines:
-            complete = sum(line.endswith("}\n") for line in lines) == samples and any(folder.glob("scores/*.parquet"))
+            complete = sum(line.endswith("}\n") for line in lines) == samples
+        complete = complete and len(list(folder.glob("scores/*.parquet"))) == tables
     except ValueError:
         complete = False
     if not complete:

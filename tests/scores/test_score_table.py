@@ -12,7 +12,7 @@ import pytest
 from lm_eval_proca import BatchCalibrator, RepresentationCalibrator
 from lm_eval_proca.errors import ScoreTableError
 from lm_eval_proca.scores.fitting import fit_all
-from lm_eval_proca.scores.record import RunRecord
+from lm_eval_proca.scores.record import FORMAT, RunRecord
 from lm_eval_proca.scores.score_table import ScoreTable
 from tests.score_tables import made_table
 
@@ -98,7 +98,7 @@ def test_other_files_are_refused_with_a_sentence(table: ScoreTable, tmp_path: Pa
     read = pq.read_table(path)
     newer = json.dumps({**table.record.as_json(), "format": 99}).encode()
     pq.write_table(read.replace_schema_metadata({b"lm_eval_proca": newer}), path)
-    with pytest.raises(ScoreTableError, match="format 99, this lm-eval-proca reads format 2"):
+    with pytest.raises(ScoreTableError, match=f"format 99, this lm-eval-proca reads format {FORMAT}"):
         ScoreTable.load(path)
 
     pq.write_table(read.drop_columns(["score_1"]), path)
