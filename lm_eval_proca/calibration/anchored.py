@@ -21,13 +21,19 @@ EM repeats the last two from q = r. Each label's mean is held by kappa further d
 documents, or none that speak against it, the fit is the anchor's; with many, the data decide. The scores are a function
 of the last hidden state, so beside a representation their view counts less, omega = 1 - 1/K for K labels. Covariances
 are shared, so the result is a linear classifier.
+
+**Several prompts** show the same documents in further views. One mixture has the views of all m prompts, each with its
+weight divided by m, and is anchored at the mean of their batch-calibrated log-probabilities: q is then the normalised
+geometric mean of what the prompts say. A prompt alone may find clusters that are not those of the labels; here all
+prompts must find the same ones. The part of prompt j, times m, is a calibrator of prompt j, and the mean of their
+log-probabilities is the mixture again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve, helmert
@@ -37,6 +43,9 @@ from scipy.special import log_softmax, softmax
 from lm_eval_proca.calibration.base import Allowed, Array, Calibrator, number, whole_number
 from lm_eval_proca.calibration.representation import principal_components, unit_scale
 from lm_eval_proca.errors import CalibrationError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 RIDGE = 0.3
 """Share of the mean variance that is added to the covariance of a view."""
@@ -52,14 +61,14 @@ class Mixture(NamedTuple):
     """A fitted mixture: a linear classifier of the views, and how it was found."""
 
     coefs: list[Array]
-    intercept: Array
+    constants: list[Array]
     separation: float  # distance between the two closest labels, in units of the spread within labels
     n_iter: int
     converged: bool
     moving: float  # share of the documents whose most probable label the last step has changed
 
     def logits(self, views: Sequence[Array]) -> Array:
-        return _logits(views, self.coefs, self.intercept)
+        return _logits(views, self.coefs, np.sum(self.constants, axis=0))
 
 
 def fit_mixture(
@@ -90,7 +99,7 @@ def fit_mixture(
         converged = bool(np.abs(q - before).max() < tol)
     closest = np.sqrt(max(sum(gaps)[~np.eye(n_labels, dtype=bool)].min(), 0.0))
     moving = float((q.argmax(axis=1) != before.argmax(axis=1)).mean())
-    return Mixture(list(coefs), sum(constants), float(closest), n_iter, converged, moving)
+    return Mixture(list(coefs), list(constants), float(closest), n_iter, converged, moving)
 
 
 def _logits(views: Sequence[Array], coefs: Sequence[Array], intercept: Array) -> Array:
@@ -193,7 +202,7 @@ class AnchoredCalibrator(Calibrator):
         self.tol = tol
 
     def _fit(self, scores: Array) -> None:
-        self._fit_views(scores, [])
+        _fit_together([self], [scores], [[]])
 
     def _calibrate(self, scores: Array, further: Array | float = 0.0) -> Array:
         """Calibrated scores, given what further views add to the mixture's logits."""
@@ -201,51 +210,13 @@ class AnchoredCalibrator(Calibrator):
         if self.kept_anchor_:
             return log_proba - self.anchor_shift_
         centred = log_proba - log_proba.mean(axis=1, keepdims=True)
-        return self.temperature_ * self._mixed(log_proba, centred @ self.score_coef_ + self.intercept_ + further)
+        logits = centred @ self.score_coef_ + self.intercept_ + further
+        return self.temperature_ * self._mixed(log_proba - self.anchor_shift_, logits)
 
-    def _fit_views(self, scores: Array, further: list[Array]) -> list[Array]:
-        """Everything that is learned; `further` views come with a mean of zero. Gives their coefficients."""
-        n_labels = scores.shape[1]
-        log_prior, shares = self._log_prior(n_labels)
-        log_proba = log_softmax(scores, axis=1)
-        self.anchor_shift_ = _anchor_shift(log_proba, shares)
-        anchor = softmax(log_proba - self.anchor_shift_, axis=1)
-        self.estimated_accuracy_ = float(anchor.max(axis=1).mean())
-        if n_labels < self.min_labels:
-            self.kept_anchor_ = f"the scores of {n_labels} labels are too few for a mixture"
-            return []
-        centre = _log_ratios(log_proba).mean(axis=0)
-        views = [_log_ratios(log_proba) - centre, *further]
-        options: dict[str, Any] = {"strength": self.anchor_strength, "max_iter": self.max_iter, "tol": self.tol}
-        options |= {"log_prior": log_prior, "weights": [1 - 1 / n_labels, 1.0] if further else None}
-        mixture = fit_mixture(views, anchor, **options)
-        self.score_coef_ = helmert(n_labels).T @ mixture.coefs[0]
-        self.intercept_ = mixture.intercept - centre @ mixture.coefs[0]
-        self.n_iter_, self.converged_, self.moving_ = mixture.n_iter, mixture.converged, mixture.moving
-        self.separation_ = mixture.separation
-
-        logits = self._mixed(log_proba, mixture.logits(views))
-        self.temperature_ = _temperature(logits, self.estimated_accuracy_)
-        self._compare(logits.argmax(axis=1), anchor, scores.argmax(axis=1))
-        self.stability_ = self._stability(log_proba, views, shares, options)
-        self.kept_anchor_ = self._why_the_anchor()
-        if not self.kept_anchor_:
-            self.estimated_accuracy_ = _confidence(self.temperature_ * logits)
-        return mixture.coefs[1:]
-
-    def _compare(self, predicted: Array, anchor: Array, raw: Array) -> None:
-        """How far the mixture's labels differ from those of the anchor and of the raw scores."""
-        expected = anchor.mean(axis=0)
-        found = np.bincount(predicted, minlength=len(expected)) / len(predicted)
-        self.agreement_ = float((predicted == anchor.argmax(axis=1)).mean())
-        self.raw_agreement_ = float((predicted == raw).mean())
-        self.skew_ = float(np.abs(found - expected).sum() / 2)
-        self.smallest_share_ = float((found / np.maximum(expected, 1 / len(predicted))).min())
-
-    def _mixed(self, log_proba: Array, logits: Array) -> Array:
+    def _mixed(self, anchored: Array, logits: Array) -> Array:
         """The mixture beside the anchor: of scores alone, it counts the more the more labels there are."""
-        weight = 1.0 if self.uses_representations else 1 - (self.min_labels - 1) / log_proba.shape[1]
-        return weight * logits + (1 - weight) * (log_proba - self.anchor_shift_)
+        weight = 1.0 if self.uses_representations else 1 - (self.min_labels - 1) / anchored.shape[1]
+        return weight * logits + (1 - weight) * anchored
 
     def _log_prior(self, n_labels: int) -> tuple[Array | None, Array]:
         """What EM weighs labels with, and the shares that the anchor assumes."""
@@ -262,25 +233,6 @@ class AnchoredCalibrator(Calibrator):
                 f"or give unequal shares of the labels as `prior`."
             )
         return (None if named and self.prior == "estimated" else np.log(shares)), shares
-
-    def _stability(self, log_proba: Array, views: list[Array], shares: Array, options: dict[str, Any]) -> float:
-        """Share of documents on which two fits agree that were each made on one half of the documents."""
-        if len(log_proba) < 4:
-            return 1.0
-        predictions = []
-        order = np.random.default_rng(0).permutation(len(log_proba))  # rows may be sorted or periodic
-        for half in np.array_split(order, 2):
-            anchor = softmax(log_proba[half] - _anchor_shift(log_proba[half], shares), axis=1)
-            mixture = fit_mixture([x[half] for x in views], anchor, **options)
-            predictions.append(self._mixed(log_proba, mixture.logits(views)).argmax(axis=1))
-        return float((predictions[0] == predictions[1]).mean())
-
-    def _why_the_anchor(self) -> str:
-        if self.stability_ < LEAST_STABILITY:
-            return f"two fits on half of the documents each agree on only {self.stability_:.0%} of them"
-        if self.smallest_share_ < LEAST_SHARE:
-            return f"a label has only {self.smallest_share_:.0%} of the documents that the anchor gives it"
-        return ""
 
     def _report(self) -> dict[str, Any]:
         report = {"estimated_accuracy": self.estimated_accuracy_, "kept_anchor": self.kept_anchor_ or None}
@@ -350,6 +302,7 @@ class RepresentationCalibrator(AnchoredCalibrator):
     """
 
     uses_representations: ClassVar[bool] = True
+    fits_prompts_together: ClassVar[bool] = True
     min_labels: ClassVar[int] = 2
 
     _allowed: ClassVar[dict[str, Allowed]] = {**AnchoredCalibrator._allowed, "n_components": whole_number(1)}
@@ -367,12 +320,32 @@ class RepresentationCalibrator(AnchoredCalibrator):
         self.n_components = n_components
 
     def _fit(self, scores: Array, layers: Array) -> None:  # type: ignore[override]
+        self._fit_all([self], [scores], [layers])
+
+    @classmethod
+    def fit_prompts(cls, members: Sequence[Self], given: Sequence[Mapping[str, Any]]) -> None:
+        """One mixture, which has the views of all prompts."""
+        checked = [member._given(one["X"], one["representations"]) for member, one in zip(members, given, strict=True)]
+        cls._fit_all(members, *zip(*checked, strict=True))
+        for member, (scores, _) in zip(members, checked, strict=True):
+            member.n_rows_, member.labels_, member.origin_ = len(scores), None, {}
+            member.classes_ = np.arange(scores.shape[1])
+
+    @staticmethod
+    def _fit_all(members: Sequence[RepresentationCalibrator], scores: Any, layers: Any) -> None:
+        reduced = [member._reduced(one) for member, one in zip(members, layers, strict=True)]
+        coefs = _fit_together(members, scores, [[components] for components, _, _ in reduced])
+        for member, (coef,), (_, axes, means) in zip(members, coefs, reduced, strict=True):
+            parts = zip(axes, np.split(coef, len(axes)), strict=True)
+            member.layer_coef_ = np.stack([axis @ part for axis, part in parts])
+            member.intercept_ = member.intercept_ - np.einsum("lw,lwk->k", means, member.layer_coef_)
+
+    def _reduced(self, layers: Array) -> tuple[Array, Sequence[Array], Array]:
+        """The view of all layers; of each layer its principal axes and its mean."""
         _, n, width = layers.shape
         size = max(1, min(self.n_components, n // 4, width))
         components, axes, means = zip(*(principal_components(unit_scale(layer), size) for layer in layers), strict=True)
-        (coef,) = self._fit_views(scores, [np.hstack(components)])
-        self.layer_coef_ = np.stack([a @ part for a, part in zip(axes, np.split(coef, len(layers)), strict=True)])
-        self.intercept_ = self.intercept_ - np.einsum("lw,lwk->k", np.stack(means), self.layer_coef_)
+        return np.hstack(components), axes, np.stack(means)
 
     def _calibrate(self, scores: Array, layers: Array) -> Array:  # type: ignore[override]
         if layers.shape[::2] != self.layer_coef_.shape[:2]:
@@ -386,6 +359,127 @@ class RepresentationCalibrator(AnchoredCalibrator):
     def _blank_document(self) -> tuple[Array, ...]:
         n_layers, width, _ = self.layer_coef_.shape
         return (*super()._blank_document(), np.ones((n_layers, 1, width)))
+
+
+def _fit_together(
+    members: Sequence[AnchoredCalibrator], scores: Sequence[Array], further: Sequence[Sequence[Array]]
+) -> list[Sequence[Array]]:
+    """Everything that the calibrators of one or several prompts learn from the documents that all of them show.
+
+    `further` views of each prompt come with a mean of zero. Gives the coefficients of these, as many for each prompt.
+    """
+    first, m = members[0], len(members)
+    log_prior, shares = first._log_prior(scores[0].shape[1])
+    log_probas = [log_softmax(one, axis=1) for one in scores]
+    for member, log_proba in zip(members, log_probas, strict=True):
+        member.anchor_shift_ = _anchor_shift(log_proba, shares)
+    if (n_labels := scores[0].shape[1]) < first.min_labels:
+        for member, log_proba in zip(members, log_probas, strict=True):
+            member.kept_anchor_ = f"the scores of {n_labels} labels are too few for a mixture"
+            member.estimated_accuracy_ = _confidence(log_proba - member.anchor_shift_)
+        return [()] * m
+    em = _Documents(first, log_probas, further, log_prior, shares)
+    found = em.fit(slice(None))
+    evidence = em.evidence(found)
+    for member, centre, part in zip(members, em.centres, _parts(found, m), strict=True):
+        coef, *_ = part.coefs
+        member.score_coef_ = helmert(n_labels).T @ coef
+        member.intercept_ = sum(part.constants) - centre @ coef
+        for name, value in evidence.items():
+            setattr(member, name, value)
+    return [part.coefs[1:] for part in _parts(found, m)]
+
+
+def _parts(mixture: Mixture, m: int) -> list[Mixture]:
+    """The mixture's part of each of m prompts, whose mean it is."""
+    size = len(mixture.coefs) // m
+    return [
+        mixture._replace(
+            coefs=[m * one for one in mixture.coefs[start : start + size]],
+            constants=[m * one for one in mixture.constants[start : start + size]],
+        )
+        for start in range(0, m * size, size)
+    ]
+
+
+class _Documents:
+    """What EM sees of the documents under all prompts."""
+
+    def __init__(
+        self,
+        calibrator: AnchoredCalibrator,
+        log_probas: Sequence[Array],
+        further: Sequence[Sequence[Array]],
+        log_prior: Array | None,
+        shares: Array,
+    ) -> None:
+        self.calibrator, self.log_probas, self.shares = calibrator, log_probas, shares
+        ratios = [_log_ratios(one) for one in log_probas]
+        self.centres = [one.mean(axis=0) for one in ratios]
+        of_prompts = zip(ratios, self.centres, further, strict=True)
+        self.views = [view for one, centre, others in of_prompts for view in (one - centre, *others)]
+        m, n_labels = len(log_probas), len(shares)
+        self.options: dict[str, Any] = {
+            "strength": calibrator.anchor_strength,
+            "max_iter": calibrator.max_iter,
+            "tol": calibrator.tol,
+            "log_prior": log_prior,
+            "weights": [one / m for one in ([1 - 1 / n_labels, 1.0] if further[0] else [1.0])] * m,
+        }
+
+    def anchored(self, rows: Any) -> Array:
+        """Logits of batch calibration on some of the documents, of all prompts together."""
+        parts = [one[rows] for one in self.log_probas]
+        return np.mean([one - _anchor_shift(one, self.shares) for one in parts], axis=0)
+
+    def fit(self, rows: Any) -> Mixture:
+        return fit_mixture([x[rows] for x in self.views], softmax(self.anchored(rows), axis=1), **self.options)
+
+    def logits(self, mixture: Mixture) -> Array:
+        """Of all documents."""
+        return self.calibrator._mixed(self.anchored(slice(None)), mixture.logits(self.views))
+
+    def stability(self) -> float:
+        """Share of documents on which two fits agree that were each made on one half of the documents."""
+        n = len(self.log_probas[0])
+        if n < 4:
+            return 1.0
+        order = np.random.default_rng(0).permutation(n)  # rows may be sorted or periodic
+        one, other = (self.logits(self.fit(half)).argmax(axis=1) for half in np.array_split(order, 2))
+        return float((one == other).mean())
+
+    def evidence(self, mixture: Mixture) -> dict[str, Any]:
+        """How good the fit is, without labels."""
+        anchor, logits = softmax(self.anchored(slice(None)), axis=1), self.logits(mixture)
+        admitted = float(anchor.max(axis=1).mean())
+        temperature = _temperature(logits, admitted)
+        expected, predicted = anchor.mean(axis=0), logits.argmax(axis=1)
+        shares = np.bincount(predicted, minlength=len(expected)) / len(predicted)
+        smallest = float((shares / np.maximum(expected, 1 / len(predicted))).min())
+        stability = self.stability()
+        kept = _why_the_anchor(stability, smallest)
+        return {
+            "temperature_": temperature,
+            "estimated_accuracy_": admitted if kept else _confidence(temperature * logits),
+            "kept_anchor_": kept,
+            "agreement_": float((predicted == anchor.argmax(axis=1)).mean()),
+            "raw_agreement_": float((predicted == np.mean(self.log_probas, axis=0).argmax(axis=1)).mean()),
+            "skew_": float(np.abs(shares - expected).sum() / 2),
+            "smallest_share_": smallest,
+            "stability_": stability,
+            "separation_": mixture.separation,
+            "n_iter_": mixture.n_iter,
+            "converged_": mixture.converged,
+            "moving_": mixture.moving,
+        }
+
+
+def _why_the_anchor(stability: float, smallest_share: float) -> str:
+    if stability < LEAST_STABILITY:
+        return f"two fits on half of the documents each agree on only {stability:.0%} of them"
+    if smallest_share < LEAST_SHARE:
+        return f"a label has only {smallest_share:.0%} of the documents that the anchor gives it"
+    return ""
 
 
 def _log_ratios(log_proba: Array) -> Array:

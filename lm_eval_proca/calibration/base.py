@@ -80,6 +80,9 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):
     uses_representations: ClassVar[bool] = False
     """Whether the calibrator is also given hidden states; `_fit` and `_calibrate` then have them as second argument."""
 
+    fits_prompts_together: ClassVar[bool] = False
+    """Whether the fit of a prompt is another one beside those of further prompts; see :meth:`fit_prompts`."""
+
     min_labels: ClassVar[int] = 2
     """A run leaves this calibrator out by default if the task has fewer labels."""
 
@@ -110,16 +113,31 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):
         origin : mapping, optional
             Where the scores come from (task, model, ...), as JSON can hold it; it is kept and saved, nothing more.
         """
-        self.check_params()
-        scores = self._checked(X, reset=True)
-        n_rows, n_columns = scores.shape
+        given = self._given(X, representations)
+        n_rows, n_columns = given[0].shape
         n_labels = self._count_labels(n_columns)
         columns = getattr(self, "feature_names_in_", None) if n_labels == n_columns else None
         words = check_labels(columns if labels is None else labels, n_labels)
-        self._fit(scores, *self._representations(representations, n_rows))
+        self._fit(*given)
         self.n_rows_, self.labels_, self.origin_ = n_rows, words, dict(origin or {})
         self.classes_ = np.arange(n_labels)
         return self
+
+    @classmethod
+    def fit_prompts(cls, members: Sequence[Self], given: Sequence[Mapping[str, Any]]) -> None:
+        """Fit one calibrator per prompt on the same documents; `given` is what :meth:`fit` takes for each.
+
+        Here each is fitted alone. A method that learns more from all prompts together overrides this and sets
+        :attr:`fits_prompts_together`.
+        """
+        for member, of_prompt in zip(members, given, strict=True):
+            member.fit(**of_prompt)
+
+    def _given(self, X: Any, representations: Any) -> tuple[Array, ...]:
+        """What `_fit` takes, checked."""
+        self.check_params()
+        scores = self._checked(X, reset=True)
+        return (scores, *self._representations(representations, len(scores)))
 
     def check_params(self) -> None:
         """Raise if a parameter has a value that :meth:`fit` would refuse."""

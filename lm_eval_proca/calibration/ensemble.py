@@ -5,7 +5,8 @@ With :math:`p_j(l | d)` the calibrated probabilities of prompt j of m,
 .. math:: \log p(l | d) = \frac{1}{m} \sum_j \log p_j(l | d) + \text{const},
 
 the plain mean of log-probabilities. Errors that a prompt makes alone are outvoted, those that all make stay: so the
-members must be calibrated first, because all prompts of a model share its bias.
+members must be calibrated first, because all prompts of a model share its bias. Most methods calibrate each prompt
+alone; prototypes in hidden states are fitted on all prompts at once, see :mod:`lm_eval_proca.calibration.anchored`.
 """
 
 from __future__ import annotations
@@ -115,7 +116,9 @@ class PromptEnsemble(Calibrator):
         return np.split(layers, self.n_prompts)[k]
 
     def _fit(self, scores: Array, *layers: Array) -> None:
-        self.members_ = [clone(self.calibrator).fit(**given) for given in self._by_prompt(scores, layers)]
+        given = list(self._by_prompt(scores, layers))
+        self.members_ = [clone(self.calibrator) for _ in given]
+        type(self.calibrator).fit_prompts(self.members_, given)
 
     def _calibrate(self, scores: Array, *layers: Array) -> Array:
         given = zip(self.members_, self._by_prompt(scores, layers), strict=True)

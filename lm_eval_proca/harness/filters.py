@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 import logging
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import count
@@ -39,6 +39,8 @@ from lm_eval_proca.scores.together import Prompts, methods_of, report
 logger = logging.getLogger("lm_eval.proca")  # below lm-eval's own logger, the only one that its command shows
 
 PACKAGES = ("lm-eval", "transformers", "torch", "scikit-learn")
+AVERAGED_OVER_PROMPTS = ("acc_prompts", "acc_together")
+"""What a group averages beside the accuracy of one prompt."""
 SAME_SCORES = 0.01
 """Scores of the same model on two batch sizes lie closer; those of two models do not."""
 
@@ -212,8 +214,7 @@ def calibrate(
 ) -> Calibration:
     """Fit the calibrators under every prompt.
 
-    A failed fit and scores that are not finite remove only calibrated rows of this task. Prompts are calibrated one
-    after the other, so that memory holds the hidden states of one table.
+    A failed fit and scores that are not finite remove only calibrated rows of this task.
     """
     # Beyond the labels come the requests of acc_mutual_info, which score every label without a prompt.
     wanted = [one for one in requests if one.idx < len(plan.record.labels)]
@@ -228,12 +229,12 @@ def calibrate(
         # Made once and handed to all processes: a tie within rounding is decided the same way everywhere.
         fits, failed = compute_once(partial(fit_all, table, calibrators, no_states=_missing_states(found)))
         failures |= {name: f"prompt {k}: {why}" if k else why for name, why in failed.items() if name not in failures}
-        tables.append(replace(table, representations={}))
+        tables.append(table)
         fitted.append(fits)
     fits = {name: one for name, one in fitted[0].items() if name not in failures}
     record = recorded(tables[0], fits, failures)
-    prompts = methods_of(tables, fitted) if len(tables) > 1 else {}
-    record = replace(record, together=compute_once(partial(report, prompts, tables[0].gold_of("eval"))))
+    prompts = compute_once(partial(methods_of, tables, fitted)) if len(tables) > 1 else {}
+    record = replace(record, together=report(prompts, tables[0].gold_of("eval")))
     if is_first_process():
         _warn(record, tables[0])
     return Calibration(fits, record, prompts)
@@ -354,15 +355,15 @@ class GroupRows:
     """A group gets a calibrated row only if that row averages the same tasks as the raw row.
 
     lm-eval averages each filter over the tasks that have it. An average over other tasks than those of the raw row is
-    not comparable: the row is left out, and a log line names the tasks in which the two differ.
+    not comparable: the row is left out, and a log line names the tasks in which the two differ. A group whose tasks all
+    have several prompts also averages what these have beside `acc`.
     """
 
     def __init__(self, groups: Iterable[Group], ours: Collection[str]) -> None:
         self._groups = [group for group in groups if group.aggregate_metric_list]
+        self._metrics = {group.name: group.aggregate_metric_list or [] for group in self._groups}
         self._listed = {
-            (group.name, k): entry.filter_list
-            for group in self._groups
-            for k, entry in enumerate(group.aggregate_metric_list or ())
+            (name, k): entry.filter_list for name, entries in self._metrics.items() for k, entry in enumerate(entries)
         }
         self._awaited = set(ours)
         self._rows: dict[str, set[str]] = {}
@@ -373,9 +374,22 @@ class GroupRows:
         if self._awaited <= self._rows.keys():
             for group in self._groups:
                 self._choose(group)
+                group.aggregate_metric_list = [*self._metrics[group.name], *self._over_prompts(group)]
+
+    def _over_prompts(self, group: Group) -> Iterator[Any]:
+        for entry in self._metrics[group.name]:
+            averaged = [task for task in group.get_all_tasks() if entry.metric in _metrics(task)]
+            single = [task.task_name for task in averaged if len(getattr(task, "prompts", ())) < 2]
+            if entry.metric != "acc" or len(single) == len(averaged):
+                continue
+            if not single:
+                yield from (replace(entry, metric=metric) for metric in AVERAGED_OVER_PROMPTS)
+            elif is_first_process():
+                told = ", ".join(single[:3])
+                logger.warning("%s: no mean over prompts: some tasks have one prompt only (%s)", group.name, told)
 
     def _choose(self, group: Group) -> None:
-        for k, entry in enumerate(group.aggregate_metric_list or ()):
+        for k, entry in enumerate(self._metrics[group.name]):
             members = group.get_all_tasks()
             averaged = [task for task in members if entry.metric in _metrics(task)]
             ours = {name for task in averaged for name in getattr(task, "calibrators", ())}

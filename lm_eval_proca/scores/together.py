@@ -7,39 +7,40 @@ set; an ensemble is made of such a set. Prompts are judged by each other, withou
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from scipy.special import log_softmax
+from sklearn.base import clone
+from sklearn.metrics import cohen_kappa_score
 
-from lm_eval_proca.calibration.ensemble import mean_of_prompts
+from lm_eval_proca.calibration.ensemble import PromptEnsemble, mean_of_prompts
 from lm_eval_proca.metrics import labeled
-from lm_eval_proca.scores.fitting import RAW, Fit
+from lm_eval_proca.scores.fitting import RAW, Fit, fit
 from lm_eval_proca.scores.score_table import ScoreTable
 
 REFERENCE = "bc"
 """The method that hardly ever goes wrong: others are measured against it."""
 
-TOLERATED_LOSS = 0.01
-"""A prompt has gone wrong if its labels are less probable than those of the reference by more than this."""
-
 LEAST_KAPPA = 0.4
-"""Below this, prompts do not agree: chance alone would give a good part of what they have in common."""
+"""Agreement beyond chance that prompts have at least: with all together (Cohen's), and with each other (Fleiss')."""
 
 
 @dataclass(frozen=True, eq=False)
 class Prompts:
-    """What one method makes of the evaluation documents under every prompt."""
+    """What one method makes of the evaluation documents under every prompt, and of all prompts together."""
 
     log_proba: np.ndarray
-    """Of shape (prompts, documents, labels)."""
+    """Of each prompt alone, of shape (prompts, documents, labels)."""
+    ensemble: Fit | None = None
+    """All prompts together, as a :class:`PromptEnsemble`; raw scores have no fit."""
 
     @cached_property
     def together(self) -> np.ndarray:
         """Log-probabilities of all prompts together, (documents, labels)."""
-        return mean_of_prompts(self.log_proba)
+        return mean_of_prompts(self.log_proba) if self.ensemble is None else self.ensemble.log_proba
 
     @cached_property
     def predicted(self) -> np.ndarray:
@@ -69,12 +70,11 @@ class Prompts:
         return np.stack([np.equal(*labeled(gold, found)) for found in self.predicted])
 
     def probability_of(self, predicted: np.ndarray) -> np.ndarray:
-        """Labels (prompts, documents) of any method: how probable the prompts of this one find them on average.
+        """Labels (prompts, documents) of any method: how probable all prompts together find them, (prompts,).
 
         Of its own labels this is an estimate of each prompt's accuracy.
         """
-        averaged = np.exp(self.log_proba).mean(axis=0)
-        return np.take_along_axis(averaged, predicted.T, axis=1).mean(axis=0)
+        return np.take_along_axis(np.exp(self.together), predicted.T, axis=1).mean(axis=0)
 
 
 def methods_of(tables: Sequence[ScoreTable], fits: Sequence[Mapping[str, Fit]]) -> dict[str, Prompts]:
@@ -82,15 +82,47 @@ def methods_of(tables: Sequence[ScoreTable], fits: Sequence[Mapping[str, Fit]]) 
     scores = [table.scores_of("eval") for table in tables]
     with np.errstate(invalid="ignore"):  # of scores that are not finite, which have no probabilities
         found = {RAW: Prompts(np.stack([log_softmax(one, axis=1) for one in scores]))}
-    common = [name for name in fits[0] if all(name in of_prompt for of_prompt in fits)]
-    return found | {name: Prompts(np.stack([of_prompt[name].log_proba for of_prompt in fits])) for name in common}
+    for name in fits[0]:
+        if all(name in of_prompt for of_prompt in fits):
+            alone = [of_prompt[name] for of_prompt in fits]
+            found[name] = Prompts(np.stack([one.log_proba for one in alone]), _ensemble(alone, tables))
+    return found
+
+
+def _ensemble(alone: Sequence[Fit], tables: Sequence[ScoreTable]) -> Fit:
+    """The fits of single prompts, put together; or one fit on all prompts, where the method has one.
+
+    Such a fit needs the same documents under every prompt. Seeds of a sweep may leave out different ones.
+    """
+    first = alone[0].calibrator
+    same_rows = len({table.record.unlabeled_hash for table in tables}) == 1
+    if first.fits_prompts_together and same_rows:
+        return fit(PromptEnsemble(clone(first), n_prompts=len(tables)), side_by_side(tables))
+    members = PromptEnsemble.of([one.calibrator for one in alone], origin=first.origin_)
+    return replace(alone[0], calibrator=members, log_proba=mean_of_prompts(np.stack([one.log_proba for one in alone])))
+
+
+def side_by_side(tables: Sequence[ScoreTable]) -> ScoreTable:
+    """The scores and hidden states of all prompts as those of one table, as a :class:`PromptEnsemble` takes them."""
+    orders = [np.lexsort((table.index, table.role)) for table in tables]
+    ordered = list(zip(range(len(tables)), tables, orders, strict=True))
+    return ScoreTable(
+        **{name: getattr(tables[0], name)[orders[0]] for name in ("role", "index", "gold", "estimate_gold")},
+        scores=np.hstack([table.scores[order] for _, table, order in ordered]),
+        record=tables[0].record,
+        representations={
+            f"{k}, {layer}": states[order]
+            for k, table, order in ordered
+            for layer, states in table.representations.items()
+        },
+    )
 
 
 def report(methods: Mapping[str, Prompts], gold: np.ndarray) -> dict[str, Any]:
     """By method, ready for JSON: lists over prompts, and sentences about prompts that cannot be trusted.
 
     `accuracy` needs gold labels. Without them: `agreement` with all prompts together, and `estimated_accuracy`, the
-    mean probability that the prompts give to a prompt's labels. `kappa` says how far all of them agree.
+    mean probability that all together give to a prompt's labels. `kappa` says how far all of them agree.
     """
     return {
         name: {
@@ -98,24 +130,29 @@ def report(methods: Mapping[str, Prompts], gold: np.ndarray) -> dict[str, Any]:
             "agreement": prompts.agreement.tolist(),
             "estimated_accuracy": prompts.probability_of(prompts.predicted).tolist(),
             "kappa": prompts.kappa,
-            "warnings": [] if name == RAW else list(_doubts(prompts, methods.get(REFERENCE, prompts))),
+            "warnings": [] if name == RAW else list(_warnings(prompts, methods.get(REFERENCE, prompts))),
         }
         for name, prompts in methods.items()
     }
 
 
-def doubtful(prompts: Prompts, reference: Prompts) -> list[int]:
-    """Prompts that have gone wrong: what all of them say together speaks for the reference's labels against theirs."""
-    loss = prompts.probability_of(reference.predicted) - prompts.probability_of(prompts.predicted)
-    return np.flatnonzero(loss > TOLERATED_LOSS).tolist()
-
-
-def _doubts(prompts: Prompts, reference: Prompts) -> Iterator[str]:
+def doubts(prompts: Prompts, reference: Prompts) -> dict[int, str]:
+    """Prompts that have gone wrong, and why: all prompts together say something else, or speak for the reference."""
     own, others = (prompts.probability_of(one.predicted) for one in (prompts, reference))
-    for k in doubtful(prompts, reference):
-        yield (
-            f"Prompt {k} has gone wrong: all prompts together find its labels {own[k]:.0%} probable, those of batch "
-            f"calibration under the same prompt {others[k]:.0%}."
-        )
+    found = {}
+    for k, labels in enumerate(prompts.predicted):
+        if cohen_kappa_score(labels, prompts.predicted_together) < LEAST_KAPPA:
+            found[k] = f"it gives only {prompts.agreement[k]:.0%} of the documents the label of all prompts together"
+        elif own[k] < others[k]:
+            found[k] = (
+                f"all prompts together find its labels {own[k]:.1%} probable, those of batch calibration under the "
+                f"same prompt {others[k]:.1%}"
+            )
+    return found
+
+
+def _warnings(prompts: Prompts, reference: Prompts) -> Iterator[str]:
+    for k, reason in doubts(prompts, reference).items():
+        yield f"Prompt {k} has gone wrong: {reason}."
     if prompts.kappa < LEAST_KAPPA:
         yield f"The prompts do not agree with each other (kappa {prompts.kappa:.2f}); trust none of them alone."
