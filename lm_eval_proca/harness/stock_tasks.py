@@ -314,6 +314,9 @@ class StockTask(Calibrated):
         self.prompts = [Prompt()]
         if count == 1:
             return plan
+        if not shots:
+            self.announcement.has_one_prompt(name, "without demonstrations its prompts do not differ")
+            return plan
         try:
             fixed = self._has_fixed_demonstrations
             kind = kind_of_prompts(name, asked=self.given.get("vary"), shots=shots, fixed=fixed, templates=0)

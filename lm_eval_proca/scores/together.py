@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 from scipy.special import log_softmax
 from sklearn.base import clone
-from sklearn.metrics import cohen_kappa_score
 
 from lm_eval_proca.calibration.ensemble import PromptEnsemble, mean_of_prompts
 from lm_eval_proca.metrics import labeled
@@ -62,8 +61,14 @@ class Prompts:
         prompts, documents, labels = self.log_proba.shape
         votes = np.stack([np.bincount(column, minlength=labels) for column in self.predicted.T])
         alike = (votes * (votes - 1)).sum() / (documents * prompts * (prompts - 1))
-        by_chance = np.square(votes.mean(axis=0) / prompts).sum()
-        return 1.0 if by_chance == 1 else float((alike - by_chance) / (1 - by_chance))
+        return _beyond_chance(alike, np.square(votes.mean(axis=0) / prompts).sum())
+
+    @property
+    def kappas(self) -> list[float]:
+        """Cohen's kappa of each prompt and all prompts together."""
+        shares = [np.bincount(one, minlength=self.log_proba.shape[2]) / len(one) for one in self.predicted]
+        of_all = np.bincount(self.predicted_together, minlength=len(shares[0])) / len(self.predicted_together)
+        return [_beyond_chance(a, float(one @ of_all)) for a, one in zip(self.agreement, shares, strict=True)]
 
     def right(self, gold: np.ndarray) -> np.ndarray:
         """Right or wrong, (prompts, documents with a gold label)."""
@@ -75,6 +80,10 @@ class Prompts:
         Of its own labels this is an estimate of each prompt's accuracy.
         """
         return np.take_along_axis(np.exp(self.together), predicted.T, axis=1).mean(axis=0)
+
+
+def _beyond_chance(agreement: float, by_chance: float) -> float:
+    return 1.0 if by_chance == 1 else float((agreement - by_chance) / (1 - by_chance))
 
 
 def methods_of(tables: Sequence[ScoreTable], fits: Sequence[Mapping[str, Fit]]) -> dict[str, Prompts]:
@@ -140,8 +149,8 @@ def doubts(prompts: Prompts, reference: Prompts) -> dict[int, str]:
     """Prompts that have gone wrong, and why: all prompts together say something else, or speak for the reference."""
     own, others = (prompts.probability_of(one.predicted) for one in (prompts, reference))
     found = {}
-    for k, labels in enumerate(prompts.predicted):
-        if cohen_kappa_score(labels, prompts.predicted_together) < LEAST_KAPPA:
+    for k, kappa in enumerate(prompts.kappas):
+        if kappa < LEAST_KAPPA:
             found[k] = f"it gives only {prompts.agreement[k]:.0%} of the documents the label of all prompts together"
         elif own[k] < others[k]:
             found[k] = (

@@ -394,3 +394,65 @@ class TestRowsOfAnotherSplit:
         assert results["results"]["quiz_few"] == few
         assert lm.asked == 45 * 3
         assert f"fitted on their own evaluation rows with no further request ({reason})" in caplog.text
+
+
+class TestPrompts:
+    def test_five_orders_of_fixed_demonstrations(self, evaluate, tmp_path: Path):
+        """As for MMLU: the raw row stays lm-eval's, the others stand behind orders of the same demonstrations."""
+        plain = evaluate("quiz_first", calibrate=False, num_fewshot=4)
+        settings = {"prompts": 5, "scores_dir": str(tmp_path)}
+        ours = evaluate("quiz_first", num_fewshot=4, settings=settings)
+        values = ours["results"]["quiz_first"]
+        assert plain["results"]["quiz_first"].items() <= values.items()
+        tables = sorted(map(ScoreTable.load, tmp_path.iterdir()), key=lambda table: table.record.prompt)
+        assert [table.record.vary for table in tables] == ["orders"] * 5
+        assert len({table.record.prompt_hash for table in tables}) == 5
+        right = [np.argmax(table.scores, axis=1) == table.gold for table in tables]
+        assert values["acc_prompts,none"] == pytest.approx(np.mean(right))
+        by_prompt = np.stack([cross_fitted_by_hand(table.scores) == table.gold for table in tables])
+        assert values["acc_prompts,bc"] == pytest.approx(by_prompt.mean())
+        assert values["acc_worst,bc"] == pytest.approx(by_prompt.mean(axis=1).min())
+
+    def test_requests_are_those_of_the_demonstrations_in_another_order(self, evaluate):
+        class Listening(Biased):
+            def loglikelihood(self, requests, **kwargs):
+                self.contexts = [request.args[0] for request in requests if request.idx == 0]
+                return super().loglikelihood(requests, **kwargs)
+
+        lm = Listening()
+        evaluate("quiz_first", lm=lm, num_fewshot=3, settings={"prompts": 4})
+        assert len(lm.contexts) == 4 * 45
+        heads = {context.rpartition("\n\n")[0] for context in lm.contexts}
+        assert len(heads) == 4
+        assert len({tuple(sorted(head.split("\n\n"))) for head in heads}) == 1
+
+    def test_further_draws_where_every_document_has_its_own(self, evaluate, tmp_path: Path):
+        folders = [tmp_path / name for name in ("one", "two", "other")]
+        for folder, seed in zip(folders, (1, 1, 2), strict=True):
+            settings = {"prompts": 3, "scores_dir": str(folder)}
+            evaluate("quiz_few", num_fewshot=2, settings=settings, fewshot_random_seed=seed)
+        once, again, other = (
+            sorted(map(ScoreTable.load, folder.iterdir()), key=lambda table: table.record.prompt) for folder in folders
+        )
+        assert [table.record.vary for table in once] == ["demonstrations"] * 3
+        assert once == again
+        assert all(not np.array_equal(one.scores, its.scores) for one, its in zip(once, other, strict=True))
+        assert not np.array_equal(once[1].scores, once[2].scores)
+
+    def test_a_task_that_has_only_one_prompt_says_so(self, evaluate, caplog):
+        with caplog.at_level("INFO", "lm_eval"):
+            results = evaluate("quiz_few", settings={"prompts": 3})
+        assert "one prompt only for 1 task (quiz_few): without demonstrations" in caplog.text
+        assert "acc_prompts,bc" not in results["results"]["quiz_few"]
+        assert record_of(results, "quiz_few")["prompts"] == 1
+
+    def test_unlabeled_rows_of_another_split_stand_behind_every_prompt(self, evaluate, tmp_path: Path):
+        settings = {"prompts": 3, "estimate_split": "train", "estimate_size": 60, "scores_dir": str(tmp_path)}
+        evaluate("quiz_train_first", num_fewshot=3, settings=settings)
+        tables = list(map(ScoreTable.load, tmp_path.iterdir()))
+        assert [int((table.role == "estimate").sum()) for table in tables] == [60] * 3
+        assert len({table.record.unlabeled_hash for table in tables}) == 1
+
+
+def record_of(results: dict, task: str) -> dict:
+    return results["configs"][task]["metadata"]["proca"]

@@ -25,19 +25,24 @@ def small_options(folder: Path, batch_size: int = 1, shots: int = 2) -> list[str
     return [
         *("--tasks", "proca_sst2", "--limit", "31", "--num_fewshot", str(shots), "--seed", "1"),
         *("--batch_size", str(batch_size), "--output_path", str(folder / "results"), "--log_samples"),
-        *("--metadata", f"proca.estimate_size=40,proca.scores_dir={folder / 'scores'}"),
+        *("--metadata", f"proca.estimate_size=40,proca.prompts=2,proca.scores_dir={folder / 'scores'}"),
     ]
 
 
-def small_run(lm_eval_cli, folder: Path, *, batch_size: int = 1, shots: int = 2, **where) -> tuple[dict, ScoreTable]:
+Written = tuple[dict, list[ScoreTable]]
+"""A results file, and the score table of each prompt."""
+
+
+def small_run(lm_eval_cli, folder: Path, *, batch_size: int = 1, shots: int = 2, **where) -> Written:
     done = lm_eval_cli(*small_options(folder, batch_size, shots), **where)
     assert done.returncode == 0, done.stderr[-3000:]
     return written_to(folder)
 
 
-def written_to(folder: Path) -> tuple[dict, ScoreTable]:
-    (file,) = (folder / "scores").iterdir()
-    return results_in(folder / "results"), ScoreTable.load(file)
+def written_to(folder: Path) -> Written:
+    tables = sorted(map(ScoreTable.load, (folder / "scores").iterdir()), key=lambda table: table.record.prompt)
+    assert len(tables) == 2
+    return results_in(folder / "results"), tables
 
 
 @pytest.fixture(scope="module")
@@ -46,31 +51,35 @@ def folders(tmp_path_factory: pytest.TempPathFactory):
 
 
 @pytest.fixture(scope="module")
-def alone(lm_eval_cli, folders) -> tuple[dict, ScoreTable]:
+def alone(lm_eval_cli, folders) -> Written:
     return small_run(lm_eval_cli, folders("one"))
 
 
 def accuracies(results: dict) -> dict[str, float]:
-    return {key: value for key, value in results["results"]["proca_sst2"].items() if key.startswith("acc,")}
+    """Of prompt 0, over both prompts, and of both together, with their errors."""
+    found = {key: value for key, value in results["results"]["proca_sst2"].items() if key.startswith("acc")}
+    assert {"acc,proca_h", "acc_prompts,proca_h", "acc_together,proca_h"} <= set(found) or "acc,proca_h" not in found
+    return found
 
 
 def assignment(results: dict) -> list[int]:
     return results["configs"]["proca_sst2"]["metadata"]["proca"]["fits"]["proca"]["assignment"]
 
 
-def check_same(folder: Path, alone: tuple[dict, ScoreTable]) -> None:
-    """What many processes have written is what one process writes, every document once."""
-    (one, table), (many, gathered) = alone, written_to(folder)
+def check_same(folder: Path, alone: Written) -> None:
+    """What many processes have written is what one process writes, every document once under each prompt."""
+    (one, tables), (many, all_gathered) = alone, written_to(folder)
     assert accuracies(many) == accuracies(one)
     assert assignment(many) == assignment(one)
-    assert np.array_equal(gathered.role, table.role)
-    assert np.array_equal(gathered.index, table.index)
-    # One document per pass and one thread: the same bits on the machines we know. The pass that encodes the prefix
-    # reads a document of its own shard, so only rounding is promised.
-    assert np.abs(gathered.scores - table.scores).max() <= 1e-5
-    documents = Counter(zip(gathered.role.tolist(), gathered.index.tolist(), strict=True))
-    assert set(documents.values()) == {1}
-    assert len(documents) == 31 + 40 + 3
+    for table, gathered in zip(tables, all_gathered, strict=True):
+        assert np.array_equal(gathered.role, table.role)
+        assert np.array_equal(gathered.index, table.index)
+        # One document per pass and one thread: the same bits on the machines we know. The pass that encodes the prefix
+        # reads a document of its own shard, so only rounding is promised.
+        assert np.abs(gathered.scores - table.scores).max() <= 1e-5
+        documents = Counter(zip(gathered.role.tolist(), gathered.index.tolist(), strict=True))
+        assert set(documents.values()) == {1}
+        assert len(documents) == 31 + 40 + 3
     (samples,) = folder.rglob("samples_*.jsonl")
     logged = Counter((row["filter"], row["doc_id"]) for row in map(json.loads, samples.read_text().splitlines()))
     assert set(logged.values()) == {1}
@@ -84,7 +93,7 @@ def test_one_two_and_three_processes_agree(lm_eval_cli, folders, alone):
         check_same(folder, alone)
 
     _, batched = small_run(lm_eval_cli, folders("batched"), processes=2, batch_size=16)
-    assert np.abs(batched.scores - alone[1].scores).max() <= 1e-4
+    assert np.abs(batched[1].scores - alone[1][1].scores).max() <= 1e-4
 
 
 def test_two_nodes_agree_with_one_process_also_after_one_was_lost(
@@ -123,7 +132,7 @@ def test_a_world_where_every_process_holds_all_documents(lm_eval_cli, folders):
     both, gathered = small_run(lm_eval_cli, folders("stock2"), model="hf", shots=0, processes=2)
     assert accuracies(both) == accuracies(alone)
     assert assignment(both) == assignment(alone)
-    np.testing.assert_allclose(gathered.scores, table.scores, atol=1e-4)
+    np.testing.assert_allclose(gathered[1].scores, table[1].scores, atol=1e-4)
 
 
 def test_fewer_documents_than_processes(lm_eval_cli, tmp_path: Path):
