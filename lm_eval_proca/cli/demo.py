@@ -1,4 +1,4 @@
-"""``lm-eval-proca demo``: plain ``lm_eval`` on the sentences shipped with us, and what calibration changed."""
+"""``lm-eval-proca demo``: plain ``lm_eval`` on the sentences shipped with us, under three prompts, in one table."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lm_eval_proca.compare.formats.tabular import text_table
 from lm_eval_proca.errors import ModelError, ResultsError
 
 TASK = "proca_demo"
+PROMPTS = 3
+SHOWN = {"none": "raw", "conca": "contextual", "bc": "batch", "proca": "ProCa", "proca_h": "ProCa-h"}
 QUIET = {"LMEVAL_LOG_LEVEL": "ERROR", "TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false"}
 
 
@@ -34,17 +37,22 @@ def run(args: argparse.Namespace) -> int:
         print(",".join(f"{key}={value}" for key, value in model.items()))
         return 0
     command = ["--model", args.model, "--model_args", json.dumps(model), "--tasks", TASK]
-    command += ["--num_fewshot", "4", "--batch_size", "auto"]
+    command += ["--num_fewshot", "4", "--batch_size", "auto", "--metadata", f"proca.prompts={PROMPTS}"]
     print(f"$ lm_eval {shlex.join(command)}", file=sys.stderr)
-    print("Loading the model and scoring some 600 short prompts: a minute or two on two cores.", file=sys.stderr)
+    print(
+        f"Loading the model and scoring some 600 short texts under {PROMPTS} prompts: a minute or two on two cores.",
+        file=sys.stderr,
+    )
     with tempfile.TemporaryDirectory() as folder:
         process = subprocess.run(
-            [sys.executable, "-m", "lm_eval", *command, "--output_path", folder], env={**os.environ, **QUIET}
+            [sys.executable, "-m", "lm_eval", *command, "--output_path", folder],
+            env={**os.environ, **QUIET},
+            stdout=subprocess.DEVNULL,  # its table has a line for each number of ours
         )
         if process.returncode != 0:
             raise ResultsError(f"lm_eval stopped with exit code {process.returncode}; its message is above.")
         [results] = Path(folder).rglob("results_*.json")
-        print(what_calibration_changed(json.loads(results.read_text(encoding="utf-8"))))
+        print(what_prompts_and_calibration_change(json.loads(results.read_text(encoding="utf-8"))))
     return 0
 
 
@@ -62,17 +70,31 @@ def packaged_model() -> dict[str, str]:
     return {"pretrained": str(found[0].parent), "gguf_file": found[0].name}
 
 
-def what_calibration_changed(results: Mapping[str, Any]) -> str:
-    """One sentence: the raw accuracy of the demo and what each calibrator made of it, best first."""
+def what_prompts_and_calibration_change(results: Mapping[str, Any]) -> str:
+    """A line for each method, its accuracy under every prompt and with all prompts together; and what to see there."""
     metrics = results["results"][TASK]
-    percent = {key.removeprefix("acc,"): 100 * value for key, value in metrics.items() if key.startswith("acc,")}
-    raw = percent.pop("none")
-    best_first = sorted(percent.items(), key=lambda item: -item[1])
-    changes = "; ".join(f"{name} {_change(accuracy - raw)} {accuracy:.1f} %" for name, accuracy in best_first)
-    return f"Raw accuracy on {results['n-samples'][TASK]['effective']} sentences is {raw:.1f} %; {changes}."
+    alone = {name: one["accuracy"] for name, one in results["configs"][TASK]["metadata"]["proca"]["together"].items()}
+    together = {name: metrics[f"acc_together,{name}"] for name in alone}
+    rows = []
+    for name in sorted(alone, key=lambda name: [*SHOWN, name].index(name)):
+        numbers = [*alone[name], metrics[f"acc_prompts,{name}"], together[name]]
+        shown = dict(zip(_headings(), map(_percent, numbers), strict=True))
+        rows.append({"row": name, "method": SHOWN.get(name, name), **shown})
+    return (
+        f"Accuracy in per cent on {results['n-samples'][TASK]['effective']} sentences. The prompts differ only in "
+        f"their examples.\n{text_table(rows)}\nOne prompt alone says {_from_to(alone['none'])} raw, and "
+        f"{_from_to(alone['bc'])} after batch calibration; all {PROMPTS} together say {_percent(together['none'])} and "
+        f"{_percent(together['bc'])}. No label was used."
+    )
 
 
-def _change(points: float) -> str:
-    if abs(points) < 0.05:
-        return "leaves it at"
-    return f"{'raises' if points > 0 else 'lowers'} it by {abs(points):.1f} points to"
+def _from_to(numbers: Sequence[float]) -> str:
+    return f"{_percent(min(numbers))} to {_percent(max(numbers))}"
+
+
+def _headings() -> list[str]:
+    return [*(f"prompt {k}" for k in range(PROMPTS)), "mean", "together"]
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}"

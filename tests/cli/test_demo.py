@@ -2,28 +2,42 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-import re
 import sys
 from pathlib import Path
 
 import pytest
 
 from lm_eval_proca.cli import main
-from lm_eval_proca.cli.demo import packaged_model, what_calibration_changed
+from lm_eval_proca.cli.demo import packaged_model, what_prompts_and_calibration_change
 from lm_eval_proca.errors import ModelError
 from tests.conftest import ROOT
 
 
-def results(**accuracies: float) -> dict:
-    metrics = {"alias": "proca_demo", "acc_stderr,proca": 0.02}
-    metrics |= {f"acc,{name}": accuracy for name, accuracy in accuracies.items()}
-    return {"results": {"proca_demo": metrics}, "n-samples": {"proca_demo": {"original": 200, "effective": 200}}}
+def results(**accuracies: list[float]) -> dict:
+    """Of three prompts, then of all together."""
+    metrics = {f"acc_together,{name}": together for name, (*_, together) in accuracies.items()}
+    metrics |= {f"acc_prompts,{name}": sum(alone) / 3 for name, (*alone, _) in accuracies.items()}
+    record = {"together": {name: {"accuracy": alone} for name, (*alone, _) in accuracies.items()}}
+    return {
+        "results": {"proca_demo": metrics},
+        "configs": {"proca_demo": {"metadata": {"proca": record}}},
+        "n-samples": {"proca_demo": {"original": 200, "effective": 200}},
+    }
 
 
-def test_the_sentence_says_what_helped_what_hurt_and_what_did_nothing() -> None:
-    assert what_calibration_changed(results(none=0.615, bc=0.615, conca=0.5, proca=0.86)) == (
-        "Raw accuracy on 200 sentences is 61.5 %; proca raises it by 24.5 points to 86.0 %; "
-        "bc leaves it at 61.5 %; conca lowers it by 11.5 points to 50.0 %."
+def test_the_table_shows_every_prompt_and_the_sentence_their_spread() -> None:
+    found = results(bc=[0.7, 0.71, 0.69, 0.72], none=[0.5, 0.6, 0.7, 0.55], mine=[0.1, 0.2, 0.3, 0.4])
+    said, heading, _, *rows, sentence = what_prompts_and_calibration_change(found).splitlines()
+    assert "200 sentences" in said
+    assert heading.split() == ["row", "method", "prompt", "0", "prompt", "1", "prompt", "2", "mean", "together"]
+    assert [row.split() for row in rows] == [
+        ["none", "raw", "50.0", "60.0", "70.0", "60.0", "55.0"],
+        ["bc", "batch", "70.0", "71.0", "69.0", "70.0", "72.0"],
+        ["mine", "mine", "10.0", "20.0", "30.0", "20.0", "40.0"],
+    ]
+    assert sentence == (
+        "One prompt alone says 50.0 to 70.0 raw, and 69.0 to 71.0 after batch calibration; all 3 together say 55.0 and "
+        "72.0. No label was used."
     )
 
 
@@ -62,18 +76,15 @@ def test_a_failing_lm_eval_is_reported(monkeypatch: pytest.MonkeyPatch, capsys: 
 
 
 @pytest.mark.slow
-def test_it_prints_lm_evals_table_and_the_same_numbers_in_words(
+def test_it_prints_one_table_of_a_real_run(
     tiny_gpt2: Path, lm_eval_project: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(lm_eval_project), str(ROOT)]))
     assert main(["demo", "--model", "hf", "--pretrained", str(tiny_gpt2)]) == 0
-    *table, sentence = capfd.readouterr().out.splitlines()
-    cells = [[cell.strip() for cell in row.split("|")] for row in table if "|acc" in row]
-    accuracies = {row[3]: float(row[7]) for row in cells}
-    assert set(accuracies) == {"bc", "conca", "none", "proca"}
-    assert f"is {100 * accuracies.pop('none'):.1f} %" in sentence
-    said = {
-        name: float(percent)
-        for name, percent in re.findall(r"(\w+) (?:raises|lowers|leaves)[^;]*? ([\d.]+) %", sentence)
-    }
-    assert said == pytest.approx({name: 100 * accuracy for name, accuracy in accuracies.items()}, abs=0.06)
+    _, _, _, *rows, sentence = capfd.readouterr().out.splitlines()
+    numbers = {row.split()[0]: list(map(float, row.split()[2:])) for row in rows}
+    assert list(numbers) == ["none", "conca", "bc", "proca"]
+    for *alone, mean, together in numbers.values():
+        assert mean == pytest.approx(sum(alone) / 3, abs=0.11)
+        assert 20 < together < 80
+    assert f"{min(numbers['none'][:3])} to {max(numbers['none'][:3])} raw" in sentence
