@@ -44,6 +44,8 @@ from scipy.special import expit, logit, stdtrit
 from lm_eval_proca.metrics import LEVEL, paired_test, standard_deviation, standard_error
 
 SMALLEST_P_VALUE = 1e-100
+DIGITS = 12
+"""Accuracies that agree in so many are equal."""
 ROUNDING = 1e-20
 """Variances below this come from rounding."""
 
@@ -98,11 +100,15 @@ class CrossedTest(NamedTuple):
     difference: float
     standard_error: float | None
     order_changes: float
-    """Share of the prompts under which the sign of the difference is not that of the mean; a tie counts half."""
+    """See :func:`order_changes`."""
     better: int
     worse: int
     documents: int
     prompts: int
+
+    def mirrored(self) -> CrossedTest:
+        """B against A."""
+        return self._replace(difference=-self.difference, better=self.worse, worse=self.better)
 
 
 def crossed_test(a: np.ndarray, b: np.ndarray) -> CrossedTest:
@@ -123,18 +129,29 @@ def crossed_test(a: np.ndarray, b: np.ndarray) -> CrossedTest:
     difference = a.astype(float) - b.astype(float)
     mean = float(difference.mean())
     over_documents = paired_test(a, b)
-    same_sign = np.sign(difference.sum(axis=1)) * np.sign(difference.sum())
     sources = _sources(difference) if len(a) > 1 else []
     return CrossedTest(
         p_value=_p_value(sources, abs(mean)) if sources else over_documents.p_value,
         difference=mean,
         standard_error=_standard_error(difference),
-        order_changes=float((1 - same_sign).mean() / 2),
+        order_changes=order_changes(difference.mean(axis=1)),
         better=over_documents.better,
         worse=over_documents.worse,
         documents=over_documents.documents,
         prompts=over_documents.seeds,
     )
+
+
+def order_changes(differences: np.ndarray) -> float:
+    """Share of the prompts under which the sign of the difference is not that of the mean; a tie counts half.
+
+    Examples
+    --------
+    >>> order_changes(np.array([0.02, 0.05, -0.01, 0.0]))
+    0.375
+    """
+    by_prompt, mean = np.round(differences, DIGITS), np.round(np.mean(differences), DIGITS)
+    return float((1 - np.sign(by_prompt) * np.sign(mean)).mean() / 2)
 
 
 # ------------------------------------------------------------------ variances
