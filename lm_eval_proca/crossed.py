@@ -29,7 +29,7 @@ The residual stays with the prompts: s_a^2 is the only one of the three that is 
 Simulated with right and wrong answers of probit models, 100 to 1000 documents, prompts that differ by 0 to 12 points
 (standard deviation), accuracies of 50 to 95 %: the 95 % interval covers 94 to 97 % for 5 and 10 prompts, and a test at
 5 % between equal models errs in 3 to 6 %. With 2 or 3 prompts both are safe rather than exact where prompts make
-little difference: 94 to 98.5 %, errors of 1.5 to 6 %. None of it holds for a kind of prompt that was not drawn.
+little difference: 94 to 99 %, errors of 1 to 6 %. None of it holds for a kind of prompt that was not drawn.
 """
 
 from __future__ import annotations
