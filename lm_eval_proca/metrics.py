@@ -1,15 +1,15 @@
-"""The only place where numbers are put together: over seeds, over documents, and between two methods or models.
+"""Where numbers are put together: over seeds, over documents, and between two methods or models.
 
 Over seeds: the mean and the sample standard deviation (n - 1), which is the spread over prompts and estimate sets.
 Over documents: a 95 % interval of every measure of predictions.
 Over labels: which of them a method prefers.
-Between two: the difference and the exact paired test, both on the seeds that the two have in common.
+Between two: the exact paired test over documents. What prompts add to errors and tests is in `crossed`.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import starmap
 from typing import Any, NamedTuple, TypeVar
 
@@ -262,15 +262,6 @@ def added(counts: Iterable[LabelCounts]) -> LabelCounts:
 # ------------------------------------------------------------------ between two
 
 
-def on_common_seeds(a: Mapping[Key, float], b: Mapping[Key, float]) -> float | None:
-    """Mean difference of two accuracies by seed, over the seeds that both have; None where they share none.
-
-    A seed is a prompt, and prompts differ by more than methods do: means over different seeds are not comparable.
-    """
-    common = [a[seed] - b[seed] for seed in a if seed in b]
-    return mean(common) if common else None
-
-
 class PairedTest(NamedTuple):
     """`better` and `worse`: documents that A answers correctly under more, or fewer, seeds than B."""
 
@@ -279,6 +270,10 @@ class PairedTest(NamedTuple):
     worse: int
     documents: int
     seeds: int
+
+    def mirrored(self) -> PairedTest:
+        """B against A."""
+        return self._replace(better=self.worse, worse=self.better)
 
 
 def paired_test(a: np.ndarray, b: np.ndarray) -> PairedTest:

@@ -23,7 +23,6 @@ from lm_eval_proca.metrics import (
     mean,
     mean_by,
     measures,
-    on_common_seeds,
     paired_test,
     standard_deviation,
     standard_error,
@@ -172,11 +171,6 @@ def test_calibration_error_of_boasting_and_of_equal_confidences():
 
 
 # ------------------------------------------------------------------ between two
-
-
-def test_differences_are_over_common_seeds():
-    assert on_common_seeds({0: 0.8}, {0: 0.65, 1: 1.0}) == pytest.approx(0.15)
-    assert on_common_seeds({0: 0.8}, {1: 1.0}) is None
 
 
 def test_paired_test_by_hand():

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from lm_eval_proca.compare.columns import Dataset, Measurement, averaged_datasets
-from lm_eval_proca.compare.names import short_task_name
+from lm_eval_proca.compare.columns import Dataset, Measurement, PromptId, averaged_datasets
+from lm_eval_proca.compare.names import short_task_name, without_ensemble
 from lm_eval_proca.compare.results import Notice
 from lm_eval_proca.metrics import grouped, mean, standard_deviation
 
@@ -19,20 +19,39 @@ Seed = int | None
 
 
 def method_order(method: str) -> tuple[int, str]:
-    """Sorts methods as METHOD_ORDER does; others follow by name."""
-    return (METHOD_ORDER.index(method) if method in METHOD_ORDER else len(METHOD_ORDER), method)
+    """Sorts methods as METHOD_ORDER does, ensembles after what they are made of; others follow by name."""
+    name = without_ensemble(method)
+    return (METHOD_ORDER.index(name) if name in METHOD_ORDER else len(METHOD_ORDER), method)
 
 
 @dataclass(frozen=True)
 class Accuracy:
-    """One method on one dataset, by seed; `fewer_seeds`: other results with as many shots have more seeds."""
+    """One method on one dataset, by prompt; `fewer_seeds`: other results with as many shots have more of them."""
 
-    by_seed: Mapping[Seed, Measurement]
+    by_prompt: Mapping[PromptId, Measurement]
     fewer_seeds: bool
 
     @property
-    def values(self) -> dict[Seed, float]:
-        return {seed: one.accuracy for seed, one in self.by_seed.items()}
+    def by_seed(self) -> dict[Seed, list[Measurement]]:
+        return grouped(self.by_prompt.values(), lambda one: one.prompt.seed)
+
+    @property
+    def values(self) -> dict[PromptId, float]:
+        return {prompt: one.accuracy for prompt, one in self.by_prompt.items()}
+
+    @property
+    def together(self) -> bool:
+        """Whether it is of prompts together, not of each."""
+        return any(prompt.number is None for prompt in self.by_prompt)
+
+    @property
+    def several(self) -> bool:
+        """Whether a run with several prompts is behind it."""
+        return any(one.run.several for one in self.by_prompt.values())
+
+    def of(self, prompts: Collection[PromptId]) -> set[PromptId]:
+        """Its own keys for these prompts: an ensemble stands for all prompts of a run."""
+        return {prompt.together if self.together else prompt for prompt in prompts}
 
     @property
     def mean(self) -> float:
@@ -41,6 +60,10 @@ class Accuracy:
     @property
     def sd(self) -> float | None:
         return standard_deviation(list(self.values.values()))
+
+    @property
+    def worst(self) -> float:
+        return min(self.values.values())
 
 
 @dataclass(frozen=True)
@@ -77,18 +100,18 @@ class Block:
         """All that the block has, and those that its averages lack."""
         return sorted({dataset for _, dataset in self.accuracies} | set(self.averaged))
 
-    def average(self, method: str, seeds: Mapping[Dataset, set[Seed]] | None = None) -> Average:
-        """Over all seeds of each dataset, or over these `seeds`; None if one of them is missing."""
+    def average(self, method: str, prompts: Mapping[Dataset, set[PromptId]] | None = None) -> Average:
+        """Over all prompts of each dataset, or over these; None if one of them is missing."""
         present = {d: self.accuracies[method, d] for d in self.averaged if (method, d) in self.accuracies}
-        chosen = seeds or {dataset: set(accuracy.by_seed) for dataset, accuracy in present.items()}
-        has_seeds = [chosen[d] and chosen[d] <= accuracy.by_seed.keys() for d, accuracy in present.items()]
-        complete = len(present) == len(self.averaged) and all(has_seeds)
-        means = [mean(a.values[seed] for seed in chosen[d]) for d, a in present.items()] if complete else []
+        chosen = {d: a.of(prompts[d]) if prompts else set(a.by_prompt) for d, a in present.items()}
+        has_all = [chosen[d] and chosen[d] <= a.by_prompt.keys() for d, a in present.items()]
+        complete = len(present) == len(self.averaged) and all(has_all)
+        means = [mean(a.values[prompt] for prompt in chosen[d]) for d, a in present.items()] if complete else []
         return Average(
             mean=mean(means) if means else None,
             present=len(present),
             expected=self.tasks,
-            fewer_seeds=any(a.fewer_seeds or len(chosen[d]) < len(a.by_seed) for d, a in present.items()),
+            fewer_seeds=any(a.fewer_seeds or len(chosen[d]) < len(a.by_prompt) for d, a in present.items()),
         )
 
     def best(self, dataset: Dataset | None) -> set[str]:
@@ -108,38 +131,45 @@ def blocks_of(measurements: Sequence[Measurement]) -> tuple[list[Block], list[No
     tasks = {one.dataset.task: one.dataset for one in measurements}
     for shots, of_shots in sorted(grouped(measurements, lambda one: one.run.shots).items()):
         averaged = averaged_datasets(of_shots)
-        all_seeds = {one.run.seed for one in of_shots}
-        of_shots.sort(key=lambda one: (one.run.model, -1 if one.run.seed is None else one.run.seed))
+        every = {one.prompt for one in of_shots if one.prompt.number is not None}
+        of_shots.sort(key=_by_model_and_prompt)
         of_models = grouped(of_shots, lambda one: one.run.model).values()
-        of_this = [_block(of_model, averaged, len(tasks), all_seeds) for of_model in of_models]
+        of_this = [_block(of_model, averaged, len(tasks), every) for of_model in of_models]
         notices += _not_run(shots, averaged, sorted(tasks.values()))
         notices += [notice for block in of_this for notice in _missing(block)]
-        notices += _unequal_seeds(shots, of_this)
+        notices += _unequal_prompts(shots, of_this)
         blocks += of_this
     return blocks, notices
 
 
-def _block(of_model: Sequence[Measurement], averaged: Sequence[Dataset], tasks: int, all_seeds: set[Seed]) -> Block:
-    by_seed: dict[tuple[str, Dataset], dict[Seed, Measurement]] = {}
+def _by_model_and_prompt(one: Measurement) -> tuple[str, list[int]]:
+    return one.run.model, [-1 if part is None else part for part in one.prompt]
+
+
+def _block(
+    of_model: Sequence[Measurement], averaged: Sequence[Dataset], tasks: int, every: Collection[PromptId]
+) -> Block:
+    found: dict[tuple[str, Dataset], dict[PromptId, Measurement]] = {}
     for one in of_model:
-        by_seed.setdefault((one.method, one.dataset), {})[one.run.seed] = one
-    accuracies = {key: Accuracy(found, fewer_seeds=set(found) != all_seeds) for key, found in by_seed.items()}
-    methods = sorted({method for method, _ in accuracies}, key=method_order)
-    return Block(of_model[0].run.model, of_model[0].run.shots, averaged, methods, accuracies, tasks)
+        found.setdefault((one.method, one.dataset), {})[one.prompt] = one
+    accuracies = {key: Accuracy(by_prompt, fewer_seeds=False) for key, by_prompt in found.items()}
+    marked = {key: replace(one, fewer_seeds=set(one.by_prompt) != one.of(every)) for key, one in accuracies.items()}
+    methods = sorted({method for method, _ in marked}, key=method_order)
+    return Block(of_model[0].run.model, of_model[0].run.shots, averaged, methods, marked, tasks)
 
 
-def common_seeds(blocks: Sequence[Block]) -> dict[Dataset, set[Seed]]:
-    """By dataset, the seeds of all models that have the dataset: averages over these can be compared."""
-    return {dataset: set.intersection(*by_model.values()) for dataset, by_model in _seeds(blocks).items()}
+def common_prompts(blocks: Sequence[Block]) -> dict[Dataset, set[PromptId]]:
+    """By dataset, the prompts of all models that have the dataset: averages over these can be compared."""
+    return {dataset: set.intersection(*by_model.values()) for dataset, by_model in _prompts(blocks).items()}
 
 
-def _seeds(blocks: Sequence[Block]) -> dict[Dataset, dict[str, set[Seed]]]:
+def _prompts(blocks: Sequence[Block]) -> dict[Dataset, dict[str, set[PromptId]]]:
     """By dataset and model."""
-    found: dict[Dataset, dict[str, set[Seed]]] = {dataset: {} for dataset in blocks[0].averaged}
+    found: dict[Dataset, dict[str, set[PromptId]]] = {dataset: {} for dataset in blocks[0].averaged}
     for block in blocks:
         for (_, dataset), accuracy in block.accuracies.items():
-            if dataset in found:
-                found[dataset].setdefault(block.model, set()).update(accuracy.by_seed)
+            if dataset in found and not accuracy.together:
+                found[dataset].setdefault(block.model, set()).update(accuracy.by_prompt)
     return found
 
 
@@ -160,25 +190,35 @@ def _missing(block: Block) -> Iterable[Notice]:
     for gap, methods in grouped(filter(gap_of, block.methods), gap_of).items():
         who = "" if len(methods) == len(block.methods) else f" ({', '.join(methods)})"
         yield Notice("missing", f"{which}{who}: no result for {gap}, so its average is left out.")
-    own = {seed for accuracy in block.accuracies.values() for seed in accuracy.by_seed}
-    fewer = {dataset.name for (_, dataset), accuracy in block.accuracies.items() if set(accuracy.by_seed) != own}
+    single = {key: accuracy for key, accuracy in block.accuracies.items() if not accuracy.together}
+    own = {prompt for accuracy in single.values() for prompt in accuracy.by_prompt}
+    fewer = {dataset.name for (_, dataset), accuracy in single.items() if set(accuracy.by_prompt) != own}
     if fewer:
-        yield Notice("missing", f"{which}: fewer seeds (†) for {', '.join(sorted(fewer))} than for the rest.")
+        text = f"fewer {_kind(own)} (†) for {', '.join(sorted(fewer))} than for the rest."
+        yield Notice("missing", f"{which}: {text}")
 
 
-def _unequal_seeds(shots: int, blocks: Sequence[Block]) -> Iterable[Notice]:
-    """A sentence where models have different seeds, once for all datasets that it holds for."""
+def _unequal_prompts(shots: int, blocks: Sequence[Block]) -> Iterable[Notice]:
+    """A sentence where models have different prompts, once for all datasets that it holds for."""
     alike: dict[str, list[str]] = {}
-    for dataset, seeds in _seeds(blocks).items():
-        common = set.intersection(*seeds.values())
-        if any(found != common for found in seeds.values()):
-            whose = "; ".join(f"{model}: {_in_words(found)}" for model, found in seeds.items())
+    for dataset, prompts in _prompts(blocks).items():
+        common = set.intersection(*prompts.values())
+        if any(found != common for found in prompts.values()):
+            whose = "; ".join(f"{model}: {_in_words(found)}" for model, found in prompts.items())
             so = f"over the common ones, {_in_words(common)}" if common else "left out, as none is common to all"
-            text = f"models have different seeds ({whose}), so ranks and averages in the leaderboard are {so}."
+            kind = _kind(set.union(*prompts.values()))
+            text = f"models have different {kind} ({whose}), so ranks and averages in the leaderboard are {so}."
             alike.setdefault(text, []).append(dataset.name)
     for text, names in alike.items():
         yield Notice("differing", f"{', '.join(names)}, {shots} shots: {text}")
 
 
-def _in_words(seeds: Iterable[Seed]) -> str:
-    return ", ".join(sorted(map(str, seeds), key=lambda seed: (len(seed), seed)))
+def _kind(prompts: Iterable[PromptId]) -> str:
+    """Runs with one prompt differ in their seeds."""
+    return "prompts" if any(prompt.number for prompt in prompts) else "seeds"
+
+
+def _in_words(prompts: Iterable[PromptId]) -> str:
+    of_seed = grouped(prompts, lambda prompt: str(prompt.seed))
+    seeds = sorted(of_seed, key=lambda seed: (len(seed), seed))
+    return ", ".join(f"{seed} with {len(of_seed[seed])} prompts" if len(of_seed[seed]) > 1 else seed for seed in seeds)

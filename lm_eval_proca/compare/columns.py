@@ -5,19 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import yaml
 
-from lm_eval_proca.compare.names import short_task_name
+from lm_eval_proca.compare.names import ensemble_name, short_task_name
 from lm_eval_proca.compare.results import Notice, Run
 from lm_eval_proca.metrics import grouped
+from lm_eval_proca.runs.sample_logs import Number
 from lm_eval_proca_discovery import task_configs_path
 
 SHOWN_DUPLICATES = 5
 
+SIZE, VARIED = "estimate set size", "what differs between prompts"
 CONDITIONS = (
-    "task version", "limit", "estimate set size", "number of evaluated rows", "evaluated documents",
-    "choice of demonstrations", "template",
+    "task version", "limit", SIZE, "number of evaluated rows", "evaluated documents",
+    "choice of demonstrations", "template", VARIED,
 )  # fmt: skip
 """What must agree before two results of a task may be averaged or compared."""
 
@@ -34,16 +37,42 @@ class Dataset:
     task: str
 
 
+class PromptId(NamedTuple):
+    """Which prompt a result is of: the seed of its run, and its number in there.
+
+    Prompt 0 is what a run with one prompt has, so that the two can be compared. None is all prompts of a run together.
+    """
+
+    seed: int | None
+    number: Number = 0
+
+    def __str__(self) -> str:
+        return f"{self.seed}/{self.number}" if self.number else str(self.seed)
+
+    @property
+    def in_words(self) -> str:
+        return f"seed {self.seed}, prompt {self.number}" if self.number else f"seed {self.seed}"
+
+    @property
+    def together(self) -> PromptId:
+        return PromptId(self.seed, None)
+
+
 @dataclass(frozen=True, eq=False)
 class Measurement:
-    """The accuracy of one method in one run."""
+    """The accuracy of one method under one prompt of a run, or under all together."""
 
     run: Run
     dataset: Dataset
     filter_name: str
-    method: str
-    """What the tables call the filter."""
+    prompt: PromptId
     accuracy: float
+
+    @property
+    def method(self) -> str:
+        """What the tables call the filter."""
+        name = self.run.methods[self.filter_name]
+        return name if self.prompt.number is not None else ensemble_name(name, self.run.record.prompts)
 
 
 def measurements_of(runs: Iterable[Run]) -> tuple[list[Measurement], list[Notice]]:
@@ -61,8 +90,8 @@ def measurements_of(runs: Iterable[Run]) -> tuple[list[Measurement], list[Notice
         position = order.index(task) if task in order else len(order)
         for run in of_task:
             dataset = Dataset(position, names[comparable[run]], task)
-            found = run.accuracy.items()
-            measurements += [Measurement(run, dataset, name, run.methods[name], accuracy) for name, accuracy in found]
+            for name, number, accuracy in run.measured():
+                measurements.append(Measurement(run, dataset, name, PromptId(run.seed, number), accuracy))
         sizes = sorted({run.record.estimate_size or 0 for run in of_task if run.record.generated} - {0})
         if len(sizes) > 1:
             text = f"Generated estimate sets of {task} differ in size: {', '.join(map(str, sizes))} documents."
@@ -72,16 +101,26 @@ def measurements_of(runs: Iterable[Run]) -> tuple[list[Measurement], list[Notice
 
 
 def _comparable(run: Run, of_task: Sequence[Run]) -> Words:
-    """A generated estimate set stands beside the sampled one: its size is an outcome, not a setting."""
-    if not run.record.generated:
-        return _conditions(run)
-    unsized = _conditions(run, sized=False)
-    others = [other for other in of_task if not other.record.generated]
-    sampled = {_conditions(other) for other in others if _conditions(other, sized=False) == unsized}
-    return sampled.pop() if len(sampled) == 1 else unsized
+    """The conditions of a run, with those in place of its own that others set and it leaves open.
+
+    A generated estimate set stands beside the sampled one: its size is an outcome, not a setting. One prompt stands
+    beside several, whatever differs between these: it is the first of them.
+    """
+    words = list(_conditions(run))
+    left_open = [condition for condition in (SIZE, VARIED) if not _sets(run, condition)]
+    closed = [k for k, condition in enumerate(CONDITIONS) if condition not in left_open]
+    alike = [other for other in of_task if all(_conditions(other)[k] == words[k] for k in closed)]
+    for k in {*range(len(CONDITIONS))} - {*closed}:
+        found = {_conditions(other)[k] for other in alike if _sets(other, CONDITIONS[k])}
+        words[k] = found.pop() if len(found) == 1 else words[k]
+    return tuple(words)
 
 
-def _conditions(run: Run, sized: bool = True) -> Words:
+def _sets(run: Run, condition: str) -> bool:
+    return not run.record.generated if condition == SIZE else run.record.vary is not None
+
+
+def _conditions(run: Run) -> Words:
     record = run.record
     counts, order = record.demonstration_counts, record.order_seed
     chosen = [f"demonstrations {'/'.join(map(str, counts))}"] if counts is not None else []
@@ -89,11 +128,12 @@ def _conditions(run: Run, sized: bool = True) -> Words:
     return (
         f"version {record.task_version}",
         "no limit" if record.limit is None else f"limit {record.limit:g}",
-        f"estimate {(sized and record.estimate_size) or 'unknown'}",
+        f"estimate {(_sets(run, SIZE) and record.estimate_size) or 'unknown'}",
         f"{record.eval_rows} rows",
         f"documents {(record.documents_hash or 'unknown')[:6]}",
         ", ".join(chosen) or "demonstrations as drawn",
         f"template {run.template}",
+        f"prompts differ in {record.vary}" if record.vary else "one prompt",
     )
 
 
@@ -110,7 +150,7 @@ def _column_names(task: str, conditions: Iterable[Words]) -> tuple[dict[Words, s
 
 
 def _newest(measurements: Iterable[Measurement]) -> tuple[list[Measurement], list[Notice]]:
-    alike = grouped(measurements, lambda one: (one.run.model, one.dataset, one.run.shots, one.run.seed, one.method))
+    alike = grouped(measurements, lambda one: (one.run.model, one.dataset, one.run.shots, one.prompt, one.method))
     kept: list[Measurement] = []
     replaced: dict[tuple[Run, Run], None] = {}
     for competing in alike.values():

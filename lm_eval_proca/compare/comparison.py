@@ -12,7 +12,7 @@ from lm_eval_proca.compare.columns import Dataset, Measurement, measurements_of
 from lm_eval_proca.compare.leaderboard import Leaderboard, leaderboard
 from lm_eval_proca.compare.logged_answers import LoggedAnswers
 from lm_eval_proca.compare.names import short_model_names
-from lm_eval_proca.compare.results import Notice, Run, read_results
+from lm_eval_proca.compare.results import Notice, read_results
 from lm_eval_proca.metrics import added, grouped
 from lm_eval_proca.runs.output_folder import mapping, printable
 from lm_eval_proca.runs.sample_logs import Correct
@@ -53,6 +53,11 @@ class Report:
     @property
     def methods(self) -> list[str]:
         return sorted({method for block in self.blocks for method in block.methods}, key=method_order)
+
+    @property
+    def several_prompts(self) -> bool:
+        """Whether a run has several prompts; without one, nothing but seeds is spoken of."""
+        return any(accuracy.several for block in self.blocks for accuracy in block.accuracies.values())
 
     @property
     def damaged(self) -> bool:
@@ -98,8 +103,9 @@ def compare(
 
 
 def _preferences(measurements: Iterable[Measurement]) -> list[Preference]:
-    """How often labels are predicted and right; tasks with the same label words are counted together."""
-    counted = [one for one in measurements if one.run.record.labels and one.filter_name in one.run.record.label_counts]
+    """How often labels are predicted and right, under the first prompt; tasks with the same words count together."""
+    first = [one for one in measurements if one.prompt.number == 0 and one.run.record.labels]
+    counted = [one for one in first if one.filter_name in one.run.record.label_counts]
     alike = grouped(counted, lambda one: (one.run.record.labels, one.run.shots, one.run.model, one.method))
     found = []
     for (labels, shots, model, method), of_method in alike.items():
@@ -113,18 +119,20 @@ def _preferences(measurements: Iterable[Measurement]) -> list[Preference]:
 
 
 def _about_fits(measurements: Iterable[Measurement]) -> Iterator[Notice]:
-    """The warnings of fits: one sentence per method, with its first few cases."""
-    of_method = grouped(measurements, lambda one: one.method)
+    """The warnings of fits, which are those of the first prompt, and of ensembles: per method its first few cases."""
+    of_method = grouped((one for one in measurements if not one.prompt.number), lambda one: one.method)
     for method in sorted(of_method, key=method_order):
-        warned = [text for one in of_method[method] if (text := _warnings(one.run, one.filter_name))]
+        warned = [text for one in of_method[method] if (text := _warnings(one))]
         if warned:
             more = [f"And {len(warned) - NAMED_FITS} more."] if len(warned) > NAMED_FITS else []
             text = f"{method} warns of {len(warned)} of {len(of_method[method])} fits."
             yield Notice("fit", " ".join([text, *warned[:NAMED_FITS], *more]))
 
 
-def _warnings(run: Run, filter_name: str) -> str:
-    said = mapping(run.record.fits, filter_name).get("warnings")
+def _warnings(one: Measurement) -> str:
+    run = one.run
+    reports = run.record.fits if one.prompt.number == 0 else run.record.together
+    said = mapping(reports, one.filter_name).get("warnings")
     if not said or not isinstance(said, list):
         return ""
     return f"{run.model} on {run.task}, {run.shots} shots, seed {run.seed}: {' '.join(map(printable, said))}"

@@ -1,7 +1,7 @@
 """The leaderboard of one number of shots: ranks, gains, wins and losses, and how the order of models changes.
 
-Nothing is compared over different seeds. Averages, and with them ranks and orders, are over the seeds that all models
-have; a gain, a win or a loss is over the seeds that its two sides have, and so is its test.
+Nothing is compared over different prompts, be they of seeds or of one run. Averages, and with them ranks and orders,
+are over those that all models have; a gain, a win or a loss is over those that its two sides have, and so is its test.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from lm_eval_proca.compare.blocks import RAW_METHOD, Accuracy, Average, Block, common_seeds
-from lm_eval_proca.compare.columns import Dataset
+from lm_eval_proca.compare.blocks import RAW_METHOD, Accuracy, Average, Block, common_prompts
+from lm_eval_proca.compare.columns import Dataset, Measurement
 from lm_eval_proca.compare.results import Run
-from lm_eval_proca.metrics import PairedTest, grouped, holm, kendall_tau, mean, on_common_seeds, paired_test
+from lm_eval_proca.crossed import CrossedTest, crossed_test, order_changes
+from lm_eval_proca.metrics import PairedTest, grouped, holm, kendall_tau, mean, paired_test
 from lm_eval_proca.runs.sample_logs import Correct
 
 SIGNIFICANCE_LEVEL = 0.05
@@ -27,12 +28,17 @@ K = TypeVar("K")
 
 @dataclass(frozen=True)
 class Comparison:
-    """A against B on one dataset, over the seeds that both have; `test` is None where documents are not logged."""
+    """A against B on one dataset, over the prompts that both have; `test` is None where documents are not logged.
+
+    `order_changes` is the share of prompts under which the better of the two is the worse, if there are several.
+    """
 
     dataset: Dataset
     difference: float
-    test: PairedTest | None
+    test: PairedTest | CrossedTest | None
     p_holm: float | None = None
+    order_changes: float | None = None
+    prompts: int = 1
 
     @property
     def significant(self) -> bool:
@@ -106,9 +112,9 @@ Against = dict[tuple[str, str], dict[str, list[Comparison]]]
 
 def leaderboard(blocks: Sequence[Block], correct_of: CorrectOf) -> Leaderboard:
     """Rank the models of `blocks`, all of one number of shots. Only complete averages have a rank."""
-    seeds = common_seeds(blocks)
+    prompts = common_prompts(blocks)
     rows = [(block, method) for block in blocks for method in block.methods]
-    averages = {(block.model, method): block.average(method, seeds) for block, method in rows}
+    averages = {(block.model, method): block.average(method, prompts) for block, method in rows}
     means = {key: average.mean for key, average in averages.items() if average.mean is not None}
     calibrated = [(block, method) for block, method in rows if method != RAW_METHOD]
     against_raw = _adjusted(
@@ -171,32 +177,58 @@ def _against_models(blocks: Sequence[Block], correct_of: CorrectOf) -> Against:
 
 
 def _compare(a: tuple[Block, str], b: tuple[Block, str], correct_of: CorrectOf) -> list[Comparison]:
-    """A block's method against another's, on every averaged dataset for which they have a seed in common."""
+    """A block's method against another's, on every averaged dataset for which they have a prompt in common."""
     comparisons = []
     for dataset in a[0].averaged:
         of_a, of_b = (block.accuracies.get((method, dataset)) for block, method in (a, b))
-        difference = on_common_seeds(of_a.values, of_b.values) if of_a and of_b else None
-        if of_a and of_b and difference is not None:
-            comparisons.append(Comparison(dataset, difference, _test(of_a, of_b, correct_of)))
+        if of_a and of_b and (pairs := _pairs(of_a, of_b)):
+            differences = [one.accuracy - other.accuracy for one, other in pairs]
+            crossed = len(pairs) > 1 and (of_a.several or of_b.several)
+            comparisons.append(
+                Comparison(
+                    dataset=dataset,
+                    difference=mean(differences),
+                    test=_test(pairs, crossed, correct_of),
+                    order_changes=order_changes(np.array(differences)) if crossed else None,
+                    prompts=len(pairs),
+                )
+            )
     return comparisons
 
 
-def _test(a: Accuracy, b: Accuracy, correct_of: CorrectOf) -> PairedTest | None:
-    answers: list[tuple[np.ndarray, np.ndarray]] = []
+def _pairs(a: Accuracy, b: Accuracy) -> list[tuple[Measurement, Measurement]]:
+    """What was measured under the same prompt; an ensemble is compared with each prompt that it is made of."""
+    return [
+        (a.by_prompt[own], b.by_prompt[other])
+        for own in a.by_prompt
+        for other in b.by_prompt
+        if own == other or (a.together != b.together and own.seed == other.seed)
+    ]
+
+
+def _test(
+    pairs: Sequence[tuple[Measurement, Measurement]], crossed: bool, correct_of: CorrectOf
+) -> PairedTest | CrossedTest | None:
+    answers: list[list[np.ndarray]] = []
     documents: set[str] = set()
-    for seed in set(a.by_seed) & set(b.by_seed):
-        of_a, of_b = a.by_seed[seed], b.by_seed[seed]
-        correct_a, correct_b = correct_of(of_a.run), correct_of(of_b.run)
-        if correct_a is None or correct_b is None:
-            return None
-        documents |= {correct_a.documents, correct_b.documents}
-        answers.append((correct_a.by_filter[of_a.filter_name], correct_b.by_filter[of_b.filter_name]))
-    return paired_test(*map(np.stack, zip(*answers, strict=True))) if len(documents) == 1 else None
+    for pair in pairs:
+        of_pair = []
+        for one in pair:
+            correct = correct_of(one.run)
+            right = correct.answers(one.filter_name, one.prompt.number) if correct else None
+            if correct is None or right is None:
+                return None
+            documents.add(correct.documents)
+            of_pair.append(right)
+        answers.append(of_pair)
+    if len(documents) > 1:
+        return None
+    a, b = map(np.stack, zip(*answers, strict=True))
+    return crossed_test(a, b) if crossed else paired_test(a, b)
 
 
 def _mirrored(one: Comparison) -> Comparison:
-    test = one.test and one.test._replace(better=one.test.worse, worse=one.test.better)
-    return replace(one, difference=-one.difference, test=test)
+    return replace(one, difference=-one.difference, test=one.test and one.test.mirrored())
 
 
 def _adjusted(families: Mapping[K, Sequence[Comparison]]) -> dict[K, list[Comparison]]:

@@ -39,8 +39,8 @@ class LoggedAnswers:
         if len(found) < len(files):
             return None
         correct = joined(found)
-        for name, accuracy in run.accuracy.items():
-            logged = correct.by_filter.get(name)
+        for name, number, accuracy in run.measured():
+            logged = correct.answers(name, number)
             if logged is None or abs(logged.mean() - accuracy) > 1e-6:
                 # The average of a group need not weigh its tasks by size; a test over documents would not be its test.
                 if not run.members:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -36,6 +37,16 @@ def method_name(filter_name: str, task_config: Mapping[str, Any], generated: boo
     functions = {str(step.get("function")) for step in _steps(filter_name, task_config)}
     fitted_on_estimate = any(get_calibrator(name).fits_on == "estimate" for name in functions & set(CALIBRATORS))
     return f"{filter_name}-g" if generated and fitted_on_estimate else filter_name
+
+
+def ensemble_name(method: str, prompts: int) -> str:
+    """A method over all prompts of a run together, e.g. `proca x5`, which is a method like others."""
+    return f"{method} x{prompts}"
+
+
+def without_ensemble(method: str) -> str:
+    """The method that an ensemble is made of."""
+    return re.sub(r" x\d+$", "", method)
 
 
 def filter_parameters(filter_name: str, task_config: Mapping[str, Any]) -> str:

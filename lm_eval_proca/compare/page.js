@@ -86,6 +86,73 @@ function shorten(text, limit) {
 
 const widest = (texts) => Math.ceil(Math.max(...texts.map((text) => text.getComputedTextLength())));
 
+// ---- several prompts: a strip of dots for raw and one for the method, their means, and all prompts together
+
+function ticks([low, high]) {
+  const step = [0.05, 0.1, 0.2, 0.25].find((size) => (high - low) / size <= 5.5) ?? 0.5;
+  const first = Math.ceil(low / step - 1e-9);
+  return Array.from({ length: Math.floor((high - low) / step + 1e-9) + 1 }, (_, k) => (first + k) * step)
+    .filter((tick) => tick <= high + 1e-9);
+}
+
+function drawStrip(row, y, x, one, ensembles, kind) {
+  const values = Object.values(one.by_seed);
+  draw(row, "line", { class: "track", x1: x(Math.min(...values)), x2: x(Math.max(...values)), y1: y, y2: y });
+  // Not all on one line, so that equal prompts are seen.
+  values.forEach((value, k) => draw(row, "circle", { class: `prompt ${kind}`, cx: x(value), cy: y + 3 * ((k % 3) - 1), r: 3.5 }));
+  draw(row, "line", { class: `mean ${kind}`, x1: x(one.mean), x2: x(one.mean), y1: y - 9, y2: y + 9 });
+  for (const { mean } of ensembles) draw(row, "path", { class: `together ${kind}`, d: `M${x(mean)} ${y - 6}l6 6l-6 6l-6 -6z` });
+}
+
+function drawPrompts(figure, model, accuracies) {
+  const method = choice.elements.method.value;
+  const datasets = [...new Set(accuracies.map((one) => one.dataset))];
+  const width = Math.max(240, figure.clientWidth);
+  // On a phone the name of a dataset stands above its strips.
+  const above = width < 480 ? 18 : 0;
+  const [top, rowHeight] = [20, 50 + above];
+  const height = top + datasets.length * rowHeight + 4;
+  const svg = draw(figure, "svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img",
+    "aria-label": `${model}: raw and ${method} accuracy per dataset and prompt` });
+  const grid = draw(svg, "g", {});
+  const rows = datasets.map((dataset, k) => {
+    const y = top + k * rowHeight;
+    const row = draw(svg, "g", { "data-dataset": dataset });
+    const label = draw(row, "text", above ? { x: 0, y: y + 15 } : { y: y + 29, "text-anchor": "end" }, dataset);
+    shorten(label, (above ? 1 : 0.36) * width);
+    const strips = [["raw", "raw"], [method, "calibrated"]].map(([name, kind], at) => {
+      const found = accuracies.filter((one) => one.dataset === dataset && one.mean !== null);
+      const one = found.find((other) => other.method === name);
+      const ensembles = found.filter((other) => other.made_of === name);
+      const together = ensembles.map(({ shown }) => ` ◆${shown}`).join("");
+      const middle = y + above + 14 + 22 * at;
+      const values = draw(row, "text", { y: middle + 4 }, `${one ? one.shown : "–"}${together}`);
+      return { one, ensembles, kind, name, middle, values };
+    });
+    const said = ({ name, one, values }) => `${name} ${values.textContent}${one ? ` (${(100 * one.worst).toFixed(1)} to ${
+      (100 * Math.max(...Object.values(one.by_seed))).toFixed(1)})` : ""}`;
+    draw(row, "title", {}, `${dataset}: ${strips.map(said).join(" → ")}`);
+    return { row, label, strips };
+  });
+  const left = above ? 8 : widest(rows.map(({ label }) => label)) + 14;
+  const right = width - widest(rows.flatMap(({ strips }) => strips.map(({ values }) => values))) - 16;
+  const [low, high] = data.scale;
+  const x = (accuracy) => left + ((accuracy - low) / (high - low)) * (right - left);
+  for (const tick of ticks(data.scale)) {
+    draw(grid, "line", { class: "grid", x1: x(tick), x2: x(tick), y1: top, y2: height });
+    draw(grid, "text", { class: "axis", x: x(tick), y: 12, "text-anchor": "middle" }, String(Math.round(100 * tick)));
+  }
+  for (const { row, label, strips } of rows) {
+    if (!above) label.setAttribute("x", left - 14);
+    for (const { one, ensembles, kind, middle, values } of strips) {
+      values.setAttribute("x", right + 16);
+      if (one) drawStrip(row, middle, x, one, ensembles, kind);
+    }
+  }
+}
+
+// ---- one prompt per run
+
 function drawModel(figure, model, accuracies) {
   const method = choice.elements.method.value;
   const datasets = [...new Set(accuracies.map((one) => one.dataset))];
@@ -142,7 +209,8 @@ function drawChart() {
   }
   for (const figure of chart.children) {
     const model = figure.firstChild.textContent;
-    drawModel(figure, model, data.accuracies.filter((one) => one.model === model && one.shots === shots));
+    const drawn = data.accuracies.some((one) => one.prompts > 1) ? drawPrompts : drawModel;
+    drawn(figure, model, data.accuracies.filter((one) => one.model === model && one.shots === shots));
   }
 }
 

@@ -6,6 +6,7 @@ lose their control characters before they reach a terminal or a page.
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from collections import Counter
@@ -14,11 +15,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from lm_eval_proca.compare import names
 from lm_eval_proca.errors import ResultsError
 from lm_eval_proca.metrics import added
 from lm_eval_proca.runs import output_folder
-from lm_eval_proca.runs.output_folder import ACCURACY, mapping, printable
+from lm_eval_proca.runs.groups import SAME
+from lm_eval_proca.runs.output_folder import ACCURACY, TOGETHER, mapping, printable
+from lm_eval_proca.runs.sample_logs import Number
 from lm_eval_proca.scores.fitting import RAW
 from lm_eval_proca.scores.identity import IDENTITY_FILE, digest
 from lm_eval_proca.scores.record import RunRecord
@@ -32,7 +37,7 @@ OF_THE_PROMPT = (
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """One task in one results file: one model, one prompt, the accuracy under every filter."""
+    """One task in one results file: one model, the accuracy under every filter and prompt."""
 
     file: Path
     date: float
@@ -42,6 +47,7 @@ class Run:
     shots: int
     seed: int | None
     accuracy: Mapping[str, float]
+    """Under prompt 0, which most runs have alone."""
     record: RunRecord
     """Of a run that did not write one, what lm-eval says."""
     template: str
@@ -51,6 +57,22 @@ class Run:
     parameters: Mapping[str, str]
     members: tuple[str, ...] = ()
     """The tasks of a group, whose average this is."""
+    further: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """The accuracies under the prompts after the first."""
+    together: Mapping[str, float] = field(default_factory=dict)
+    """The accuracy of all prompts together."""
+
+    def measured(self) -> Iterator[tuple[str, Number, float]]:
+        """Filter, number of the prompt (None for all together), and accuracy of everything that was measured."""
+        for name, accuracy in self.accuracy.items():
+            yield from ((name, k, one) for k, one in enumerate([accuracy, *self.further.get(name, ())]))
+            if name in self.together:
+                yield name, None, self.together[name]
+
+    @property
+    def several(self) -> bool:
+        """Whether it has several prompts, of which each is known."""
+        return any(self.further.values())
 
     @property
     def samples_files(self) -> list[Path]:
@@ -107,6 +129,9 @@ def read_results(
         for task, count in without_calibration.items()
         if task in wanted
     ]
+    if averaged := sorted({run.task for run in results.runs if run.record.prompts > 1 and not run.several}):
+        text = "its average under each prompt is not known, so the tables have its first prompt alone"
+        results.notices += [Notice("left out", f"{task}: {text}.") for task in averaged]
     if not results.runs:
         raise _nothing_to_compare(
             "No result with a calibrated accuracy to compare; run `lm_eval --tasks proca_sst2 --output_path DIR "
@@ -143,7 +168,8 @@ def _runs_of(file: Path, document: Any) -> tuple[list[Run], list[str]]:
     for task, task_config in document["configs"].items():
         if task not in document["results"]:
             raise ResultsError(f"the results of task {printable(task)} are missing")
-        accuracy = dict(_accuracies(task, document["results"][task]))
+        values = document["results"][task]
+        accuracy = dict(_accuracies(task, values))
         if not set(accuracy) - {RAW}:
             without_calibration += [printable(task)] if accuracy else []
             continue
@@ -162,6 +188,8 @@ def _runs_of(file: Path, document: Any) -> tuple[list[Run], list[str]]:
                 template=_digest_of_template(task_config),
                 methods={name: names.method_name(name, task_config, record.generated) for name in accuracy},
                 parameters={name: names.filter_parameters(name, task_config) for name in accuracy if name != RAW},
+                further={name: _under_further_prompts(record, name) for name in accuracy},
+                together=dict(_accuracies(task, values, TOGETHER)),
             )
         )
     return runs, without_calibration
@@ -190,14 +218,16 @@ def _with_groups(document: Mapping[str, Any], runs: Sequence[Run]) -> list[Run]:
     inner = {child for children in subtasks.values() for child in children}
     for group in subtasks:
         members = [by_task.get(task) for task in output_folder.leaves(subtasks, group)]
-        accuracy = dict(_accuracies(group, document["results"].get(group) or {}))
+        values = document["results"].get(group) or {}
+        accuracy, together = dict(_accuracies(group, values)), dict(_accuracies(group, values, TOGETHER))
         known = [run for run in members if run is not None]
         alike = len({(run.shots, run.seed) for run in known}) == 1 and len(known) == len(members)
         if group in inner or group in by_task or not alike or not set(accuracy) - {RAW}:
             continue
         for run in known:
             by_task.pop(run.task, None)
-        by_task[group] = _group_run(group, known, accuracy, mapping(document, "versions").get(group))
+        averaged = _group_run(group, known, accuracy, mapping(document, "versions").get(group))
+        by_task[group] = replace(averaged, together=together if averaged.several else {})
     return list(by_task.values())
 
 
@@ -219,11 +249,27 @@ def _group_run(group: str, members: Sequence[Run], accuracy: Mapping[str, float]
         label_counts={name: added(one.label_counts[name] for one in records) for name in sorted(counted)},
         fits={},
     )
-    template = digest([run.template for run in members], 6)
-    of_tasks = tuple(run.task for run in members)
     return replace(
-        members[0], task=printable(group), accuracy=accuracy, record=record, template=template, members=of_tasks
+        members[0],
+        task=printable(group),
+        accuracy=accuracy,
+        record=record,
+        template=digest([run.template for run in members], 6),
+        members=tuple(run.task for run in members),
+        further=_under_further_prompts_of_tasks(members, accuracy),
     )
+
+
+def _under_further_prompts_of_tasks(members: Sequence[Run], accuracy: Mapping[str, float]) -> dict[str, list[float]]:
+    """A group's average under each prompt after the first, by size or not, whichever gives that under the first."""
+    known = [name for name in accuracy if all(name in run.accuracy for run in members)]
+    alike = [name for name in known if len({len(run.further.get(name, ())) for run in members}) == 1]
+    by_task = {name: [[run.accuracy[name], *run.further.get(name, ())] for run in members] for name in alike}
+    for weights in ([run.record.eval_rows or 0 for run in members], [1 for _ in members]):
+        averaged = {name: np.average(by_task[name], axis=0, weights=weights).tolist() for name in alike if all(weights)}
+        if averaged and all(math.isclose(found[0], accuracy[name], abs_tol=SAME) for name, found in averaged.items()):
+            return {name: found[1:] for name, found in averaged.items()}
+    return {}
 
 
 def _digest_of_template(task_config: Mapping[str, Any]) -> str:
@@ -231,14 +277,31 @@ def _digest_of_template(task_config: Mapping[str, Any]) -> str:
     return digest([re.sub(r" at 0x[0-9a-f]+", "", text) for text in said], 6)  # addresses change from run to run
 
 
-def _accuracies(task: str, values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+def _accuracies(task: str, values: Mapping[str, Any], wanted: str = ACCURACY) -> Iterator[tuple[str, float]]:
     for key, value in values.items():
         metric, _, name = key.partition(",")
-        if metric == ACCURACY and name:
-            accuracy = _number(value)
-            if accuracy is None or not 0 <= accuracy <= 1:
+        if metric == wanted and name:
+            if not _is_accuracy(value):
                 raise ResultsError(f"{key} of task {printable(task)} is {value!r}, not an accuracy")
-            yield printable(name), float(accuracy)
+            yield printable(name), float(value)
+
+
+def _under_further_prompts(record: RunRecord, filter_name: str) -> list[float]:
+    """What a run with several prompts has recorded; a filter that is not ours is known under the first alone."""
+    if filter_name not in record.together:
+        return []
+    found = mapping(record.together, filter_name).get("accuracy")
+    if not isinstance(found, list) or len(found) != record.prompts or not all(map(_is_accuracy, found)):
+        raise ResultsError(
+            f"the record of {record.task} was changed: it does not have an accuracy of {filter_name} for each of its "
+            f"{record.prompts} prompts"
+        )
+    return [float(one) for one in found[1:]]
+
+
+def _is_accuracy(value: Any) -> bool:
+    known = _number(value)
+    return known is not None and 0 <= known <= 1
 
 
 def _number(value: Any) -> Any:

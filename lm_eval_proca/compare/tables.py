@@ -4,18 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
-from lm_eval_proca.compare.blocks import DECIMALS, Accuracy, Average
+from lm_eval_proca.compare.blocks import DECIMALS, Accuracy, Average, method_order
 from lm_eval_proca.compare.comparison import Report
 from lm_eval_proca.compare.leaderboard import SIGNIFICANCE_LEVEL, Leaderboard, Standing, Tally
+from lm_eval_proca.metrics import grouped, mean
 
 DASH = "\N{EN DASH}"
 MISSING = DASH
 FEWER_SEEDS = "†"
 NOT_AVERAGED = "‡"
-FEWER_SEEDS_CAPTION = f"{FEWER_SEEDS}: fewer seeds than other results with as many shots, or an average over such."
+WORST = "≥"
 
+ENSEMBLE_CAPTION = (
+    "A method xN answers with all N prompts of a run together; raw under each of them is what it is compared with."
+)
+EXACT_TEST = (
+    "an exact paired test over the same documents (McNemar's, with the differences of a document summed over seeds)"
+)
+CROSSED_TEST = (
+    "a paired test with prompts and documents as crossed sources of error (under one prompt, McNemar's exact test over "
+    "the same documents)"
+)
 PREFERENCE_CAPTION = (
     "Share of predictions minus share of gold labels, in points: above 0 the model prefers the label. SD of recalls: "
     "standard deviation of recall over the labels, 0 without selection bias (Zheng et al., 2024), in points. Documents "
@@ -84,12 +96,15 @@ def accuracy_table(report: Report, model: str) -> Table:
             ]
             average = average_entry(block.average(method), method in best[None])
             rows.append([number(block.shots), word(method), *entries, average])
+    what, one = ("prompts", "prompt") if report.several_prompts else ("seeds", "seed")
     caption = (
-        f"Accuracy in per cent: mean ± standard deviation (n-1) over seeds; no ± with one seed. Bold or *: best method "
-        f"for that number of shots. {average_caption(report)}"
+        f"Accuracy in per cent: mean ± standard deviation (n-1) over {what}; no ± with one {one}. Bold or *: best "
+        f"method for that number of shots. {average_caption(report)}"
     )
+    if report.several_prompts:
+        caption += f" {WORST}: the worst prompt. {ENSEMBLE_CAPTION}"
     if any(accuracy.fewer_seeds for block in blocks for accuracy in block.accuracies.values()):
-        caption += f" {FEWER_SEEDS_CAPTION}"
+        caption += f" {fewer_seeds_caption(report)}"
     if any(dataset not in block.averaged for block in blocks for _, dataset in block.accuracies):
         caption += (
             f" {NOT_AVERAGED}: not in the average. The task has several columns because its results differ in their "
@@ -97,6 +112,11 @@ def accuracy_table(report: Report, model: str) -> Table:
         )
     names = [dataset.name for dataset in datasets]
     return Table(model, ["Shots", "Method", *names, "Average"], rows, caption)
+
+
+def fewer_seeds_caption(report: Report) -> str:
+    what = "prompts" if report.several_prompts else "seeds"
+    return f"{FEWER_SEEDS}: fewer {what} than other results with as many shots, or an average over such."
 
 
 def average_caption(report: Report) -> str:
@@ -114,6 +134,8 @@ def accuracy_entry(accuracy: Accuracy | None, bold: bool, averaged: bool = True)
         return Entry(MISSING)
     spread = "" if accuracy.sd is None else percent(accuracy.sd)
     note = (FEWER_SEEDS if accuracy.fewer_seeds else "") + ("" if averaged else NOT_AVERAGED)
+    if accuracy.several and accuracy.sd is not None:
+        note = f"{note} {WORST}{percent(accuracy.worst)}".strip()
     return Entry(percent(accuracy.mean), value=accuracy.mean, spread=spread, note=note, bold=bold)
 
 
@@ -147,16 +169,20 @@ def tally_entry(tally: Tally | None) -> Entry:
 
 def leaderboard_caption(report: Report) -> str:
     between = ", or than another model's under the same method, summed over models" if len(report.models) > 1 else ""
+    what, test = "seeds", EXACT_TEST
+    if report.several_prompts:
+        what, test = "prompts", CROSSED_TEST
     caption = (
         f"Accuracy and gain over raw in per cent, ranked within one number of shots. {average_caption(report)} It is "
-        f"over the seeds that all models have; gains, wins and losses are over those that both sides have. "
+        f"over the {what} that all models have; gains, wins and losses are over those that both sides have. "
         f"W{DASH}L: datasets on which the mean is higher{DASH}lower than raw{between}; in brackets "
-        f"those significant at {SIGNIFICANCE_LEVEL:g} by an exact paired test over the same documents (McNemar's, with "
-        f"the differences of a document summed over seeds), Holm-adjusted over the leaderboard; (no test): documents "
-        f"not logged or not the same."
+        f"those significant at {SIGNIFICANCE_LEVEL:g} by {test}, Holm-adjusted over the leaderboard; (no test): "
+        f"documents not logged or not the same."
     )
+    if report.several_prompts:
+        caption += f" {ENSEMBLE_CAPTION}"
     fewer_seeds = any(one.average.fewer_seeds for board in report.leaderboards for one in board.standings)
-    return f"{caption} {FEWER_SEEDS_CAPTION}" if fewer_seeds else caption
+    return f"{caption} {fewer_seeds_caption(report)}" if fewer_seeds else caption
 
 
 def leaderboard_table(report: Report, board: Leaderboard) -> Table:
@@ -182,6 +208,29 @@ def order_table(report: Report) -> Table | None:
     return Table("Order of models", columns, rows, caption) if rows else None
 
 
+def prompt_order_table(report: Report) -> Table | None:
+    """How often the order of two models changes with the prompt; None where no two models have several prompts."""
+    rows = []
+    for board in report.leaderboards:
+        ranked = grouped((one for one in board.standings if one.rank is not None), lambda one: one.method)
+        for method in sorted(ranked, key=method_order):
+            for better, worse in pairwise(ranked[method]):
+                compared = better.against_models.get(worse.model, ())
+                changes = [one.order_changes for one in compared for _ in range(one.prompts)]
+                known = [one for one in changes if one is not None]
+                if known and len(known) == len(changes):
+                    pair = [number(board.shots), word(method), word(f"{better.model} > {worse.model}")]
+                    gap = number(mean(one.difference for one in compared), points)
+                    rows.append([*pair, number(mean(known), percent), gap, tally_entry(Tally.of(compared))])
+    caption = (
+        "Models that follow each other in the leaderboard of a method; difference in points. Changes: the share "
+        "of prompts, in per cent, under which the order of the two on a dataset is not that of their means; a tie "
+        "counts half."
+    )
+    columns = ["Shots", "Method", "Models", "Changes", "Difference", f"W{DASH}L"]
+    return Table("Order of models, prompt by prompt", columns, rows, caption) if rows else None
+
+
 def preference_tables(report: Report) -> list[Table]:
     """Who prefers which label: one table per list of label words, which is for the page; others have it as data."""
     tables = []
@@ -201,10 +250,10 @@ def preference_tables(report: Report) -> list[Table]:
 
 def all_tables(report: Report) -> list[Table]:
     """In reading order: leaderboards, order of models, then one table per model."""
-    order = order_table(report)
+    orders = (order_table(report), prompt_order_table(report))
     return [
         *(leaderboard_table(report, board) for board in report.leaderboards),
-        *([order] if order else []),
+        *(order for order in orders if order is not None),
         *(accuracy_table(report, model) for model in report.models),
     ]
 

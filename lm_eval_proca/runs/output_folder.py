@@ -17,6 +17,8 @@ RESULT_FILE = re.compile(r"(results|.+_(?P<date>\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d(\
 SAMPLES_FILE = re.compile(r"samples_(?P<task>.+)_(?P<date>\d{4}-\d\d-\d\dT[\d.-]+)\.jsonl", re.DOTALL)
 
 ACCURACY = "acc"
+BY_PROMPT, TOGETHER = "acc_prompts", "acc_together"
+"""What only runs with several prompts have."""
 
 
 def result_files(folders: Iterable[str | Path]) -> list[Path]:

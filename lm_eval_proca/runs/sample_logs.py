@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lm_eval_proca.errors import ProcaError, ResultsError, ScoreTableError
-from lm_eval_proca.runs.output_folder import ACCURACY, SAMPLES_FILE, mapping, read_document
+from lm_eval_proca.runs.output_folder import ACCURACY, BY_PROMPT, SAMPLES_FILE, TOGETHER, mapping, read_document
 from lm_eval_proca.scores.fitting import RAW
 from lm_eval_proca.scores.gold import NO_GOLD, gold_index
 from lm_eval_proca.scores.record import RunRecord, documents_hash
@@ -25,6 +25,8 @@ from lm_eval_proca.scores.score_table import ScoreTable
 
 Fields = dict[str, Any]
 """One line of a log."""
+
+RIGHT_OR_WRONG = {0.0: False, 1.0: True}
 
 WITH_GOLD = ("f1", "mcc", "brier_score", "likelihood")
 """Metrics that lm-eval logs as a pair: the gold index, and what was predicted."""
@@ -240,6 +242,10 @@ def _results_beside(path: Path, date: str) -> Mapping[str, Any]:
     return {}
 
 
+Number = int | None
+"""Of a prompt in its run; None is all prompts of the run together."""
+
+
 @dataclass(frozen=True)
 class Correct:
     """Per filter, whether each document with a gold label was answered correctly, in document order."""
@@ -247,16 +253,22 @@ class Correct:
     documents: str
     """A hash of the ids and hashes of the documents."""
     by_filter: Mapping[str, np.ndarray]
+    """Under prompt 0."""
+    further: Mapping[tuple[str, Number], np.ndarray] = field(default_factory=dict)
+    """By filter and number, of a run with several prompts: under the others, and under all together."""
+
+    def answers(self, filter_name: str, number: Number = 0) -> np.ndarray | None:
+        return self.by_filter.get(filter_name) if number == 0 else self.further.get((filter_name, number))
 
 
 def read_correct(file: Path) -> Correct:
     """Read one samples file; a damaged one is refused with a sentence."""
-    rows: dict[str, dict[tuple[int, str], bool | None]] = {}
+    rows: dict[str, dict[tuple[int, str], dict[Number, bool] | None]] = {}
     table = cache(partial(read_samples, file))  # which most logs do not need
     for number, fields in lines(file):
         try:
             name = str(fields.get("filter", RAW))  # some older lm-eval wrote none
-            rows.setdefault(name, {})[int(fields["doc_id"]), str(fields["doc_hash"])] = _is_right(fields, table)
+            rows.setdefault(name, {})[int(fields["doc_id"]), str(fields["doc_hash"])] = _answers(fields, table)
         except ProcaError:
             raise
         except (ValueError, KeyError, TypeError, IndexError) as error:
@@ -267,15 +279,36 @@ def read_correct(file: Path) -> Correct:
     if not documents or any(others != documents[0] for others in documents):
         raise ResultsError(f"{file} does not hold the same documents for every filter; it was cut or changed")
     with_gold = [one for one in documents[0] if all(of_filter[one] is not None for of_filter in rows.values())]
-    by_filter = {name: np.array([of_filter[one] for one in with_gold], bool) for name, of_filter in rows.items()}
-    return Correct(documents_hash(with_gold), by_filter)
+    found: dict[tuple[str, Number], np.ndarray] = {}
+    for name, of_filter in rows.items():
+        answers = [of_filter[one] or {} for one in with_gold]
+        numbers = set(answers[0]) if answers else {0}
+        if any(set(one) != numbers for one in answers):
+            raise ResultsError(f"{file} does not hold the same prompts for every document; it was cut or changed")
+        found |= {(name, number): np.array([one[number] for one in answers], bool) for number in numbers}
+    by_filter = {name: found.pop((name, 0)) for name in rows}
+    return Correct(documents_hash(with_gold), by_filter, found)
 
 
 def joined(parts: Sequence[Correct]) -> Correct:
-    """The documents of several logs as those of one, for the filters that all of them have."""
+    """The documents of several logs as those of one, for the filters and prompts that all of them have."""
     names = [name for name in parts[0].by_filter if all(name in part.by_filter for part in parts)]
     by_filter = {name: np.concatenate([part.by_filter[name] for part in parts]) for name in names}
-    return Correct(documents_hash([part.documents for part in parts]), by_filter)
+    common = [key for key in parts[0].further if all(key in part.further for part in parts)]
+    further = {key: np.concatenate([part.further[key] for part in parts]) for key in common}
+    return Correct(documents_hash([part.documents for part in parts]), by_filter, further)
+
+
+def _answers(fields: Fields, table: Callable[[], ScoreTable]) -> dict[Number, bool] | None:
+    """By prompt, whether a line is right; None for a document without a gold label."""
+    right = _is_right(fields, table)
+    if right is None:
+        return None
+    found: dict[Number, bool] = {0: right}
+    if BY_PROMPT in fields:
+        found |= {k: RIGHT_OR_WRONG[float(one)] for k, one in enumerate(fields[BY_PROMPT]) if k}
+        found[None] = RIGHT_OR_WRONG[float(fields[TOGETHER])]
+    return found
 
 
 def _is_right(fields: Fields, table: Callable[[], ScoreTable]) -> bool | None:
@@ -284,7 +317,7 @@ def _is_right(fields: Fields, table: Callable[[], ScoreTable]) -> bool | None:
     A task that reports acc_norm alone does not log whether the highest score was right; the gold label tells.
     """
     if ACCURACY in fields:
-        return {0.0: False, 1.0: True}[float(fields[ACCURACY])]
+        return RIGHT_OR_WRONG[float(fields[ACCURACY])]
     gold = int(table().gold[table().index == int(fields["doc_id"])][0])
     scores = [float(response[0]) for response in fields["filtered_resps"]][: len(table().labels)]
     return None if gold == NO_GOLD else bool(np.argmax(scores) == gold)

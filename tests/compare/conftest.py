@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -138,11 +139,33 @@ def writer_into(lm_eval_folder: Path) -> Callable[[Path], WriteResult]:
     return lambda folder: _writer(lm_eval_folder, folder)
 
 
+def of_prompts(
+    prompts: Mapping[str, Sequence[Sequence[int]]], together: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """What the record of a run with several prompts says about them."""
+    known = {name: {"accuracy": [sum(one) / len(one) for one in found]} for name, found in prompts.items()}
+    return {"prompts": len(next(iter(prompts.values()))), "vary": "demonstrations", "together": together or known}
+
+
+def over_prompts(
+    prompts: Mapping[str, Sequence[Sequence[int]]], together: Mapping[str, Sequence[int]]
+) -> dict[str, float]:
+    """What the results of such a run have beside `acc`."""
+    values = {}
+    for name, found in prompts.items():
+        means = [sum(one) / len(one) for one in found]
+        values |= {f"acc_prompts,{name}": statistics.fmean(means), f"acc_prompts_stderr,{name}": 0.01}
+        values |= {f"acc_sd,{name}": statistics.stdev(means), f"acc_worst,{name}": min(means)}
+        values[f"acc_together,{name}"] = sum(together[name]) / len(together[name])
+    return values
+
+
 def _writer(lm_eval_folder: Path, default_folder: Path) -> WriteResult:
     """Write one result of one task, with chosen numbers in a real file's place of them.
 
     `correct` maps filters to a 0/1 per document: the accuracies follow from it and the samples are logged. `accuracy`
-    maps filters to an accuracy and logs no samples.
+    maps filters to an accuracy and logs no samples. `prompts` maps filters to the 0/1 of a run with several prompts, of
+    shape (prompts, documents), and `together` to those of all prompts together.
     """
     real = json.loads(next(iter(sorted(lm_eval_folder.rglob("results_*.json")))).read_text())
     real_samples = next(iter(sorted(lm_eval_folder.rglob(f"samples_{TASKS[0]}_*.jsonl"))))
@@ -157,6 +180,9 @@ def _writer(lm_eval_folder: Path, default_folder: Path) -> WriteResult:
         seed: int = 0,
         accuracy: Mapping[str, float] | None = None,
         correct: Mapping[str, Sequence[int]] | None = None,
+        prompts: Mapping[str, Sequence[Sequence[int]]] | None = None,
+        together: Mapping[str, Sequence[int]] | None = None,
+        together_record: Mapping[str, Any] | None = None,
         date: int | None = None,
         version: int = 1,
         model_args: Mapping[str, Any] | None = None,
@@ -169,9 +195,13 @@ def _writer(lm_eval_folder: Path, default_folder: Path) -> WriteResult:
         folder = folder or default_folder
         folder.mkdir(parents=True, exist_ok=True)
         document = copy.deepcopy(real)
+        if prompts is not None:
+            correct = {name: answers[0] for name, answers in prompts.items()}
+            record = {**of_prompts(prompts, together_record), **record}
         if correct is not None:
             accuracy = {name: sum(answers) / len(answers) for name, answers in correct.items()}
         values = {f"acc,{name}": value for name, value in (accuracy or {}).items()}
+        values |= over_prompts(prompts or {}, together or {})
         config = document["configs"][TASKS[0]]
         config["num_fewshot"] = shots
         config["metadata"]["proca"] |= {"num_fewshot": shots, "seed": seed, **record}
@@ -188,6 +218,10 @@ def _writer(lm_eval_folder: Path, default_folder: Path) -> WriteResult:
             for name, answers in (correct or {}).items()
             for k, answer in enumerate(answers)
         ]
+        for line in lines if prompts and together else ():
+            of_filter, k = line["filter"], line["doc_id"]
+            line["acc_prompts"] = [float(of_prompt[k]) for of_prompt in prompts[of_filter]]
+            line["acc_together"] = float(together[of_filter][k])
         if lines:
             (folder / f"samples_{task}_{day}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         return path

@@ -285,6 +285,110 @@ def test_chart_draws_raw_and_calibrated_and_every_seed(browser, page):
     assert f"{MISSING} → {MISSING}" in browser.script(small), "what is missing is shown as missing"
 
 
+@pytest.fixture(scope="module")
+def page_of_prompts(writer_into, tmp_path_factory) -> Path:
+    """Two models, two datasets, four prompts and all of them together; one result has one prompt."""
+    folder = tmp_path_factory.mktemp("prompts")
+    write_result = writer_into(folder / "results")
+    for model, good in (("org/large", 8), ("org/small", 2)):
+        for task in ("proca_sst2", "proca_a_dataset_with_a_very_long_name"):
+            right = {
+                "none": [[int(k < 8 + good + 3 * prompt) for k in range(40)] for prompt in range(4)],
+                "proca": [[int(k < 26 + good - prompt % 2) for k in range(40)] for prompt in range(4)],
+            }
+            together = {"none": [int(k < 16 + good) for k in range(40)], "proca": [int(k < 32) for k in range(40)]}
+            write_result(model=model, task=task, prompts=right, together=together)
+    one = {name: found[0] for name, found in right.items()}
+    write_result(model="org/single", correct=one)
+    file = folder / "page.html"
+    file.write_text(render_page(compare([folder / "results"])), encoding="utf-8")
+    return file
+
+
+STRIPS = """
+const figure = [...document.querySelectorAll("#chart figure")].find((f) => f.innerText.startsWith("%s"));
+const row = figure.querySelector('[data-dataset="sst2"]');
+const at = (query, name) => [...row.querySelectorAll(query)].map((mark) => Number(mark.getAttribute(name)));
+return {
+  raw: at("circle.prompt.raw", "cx"), calibrated: at("circle.prompt.calibrated", "cx"),
+  means: at("line.mean", "x1"), together: row.querySelectorAll("path.together").length,
+  title: row.querySelector("title").textContent,
+  values: [...row.querySelectorAll("text")].slice(1).map((text) => text.textContent),
+  ticks: [...figure.querySelectorAll(".axis")].map((tick) => [tick.textContent, tick.getAttribute("x")].map(Number)),
+};
+"""
+
+
+@pytest.mark.parametrize("width", [390, 1440])
+def test_chart_draws_a_strip_of_prompts_with_mean_and_ensemble(browser, page_of_prompts, width):
+    browser.open(page_of_prompts, width=width)
+    found = browser.script(STRIPS % "org/large")
+    (low, left), *_, (high, right) = found["ticks"]
+
+    def places(*right_answers: float) -> Any:
+        shares = [(100 * count / 40 - low) / (high - low) for count in right_answers]
+        return pytest.approx([left + share * (right - left) for share in shares], abs=0.01)
+
+    assert found["raw"] == places(16, 19, 22, 25)
+    assert found["calibrated"] == places(34, 33, 34, 33)
+    assert found["means"] == places(20.5, 33.5)
+    assert found["together"] == 2
+    assert found["values"] == ["51.2 ◆60.0", "83.8 ◆80.0"]
+    assert found["title"] == "sst2: raw 51.2 ◆60.0 (40.0 to 62.5) → proca 83.8 ◆80.0 (82.5 to 85.0)"
+    single = browser.script(STRIPS % "org/single")
+    assert (len(single["raw"]), len(single["calibrated"]), single["together"]) == (1, 1, 0)
+    methods = browser.script(
+        'return [...document.querySelectorAll("#chart-choice [name=method] option")].map((o) => o.value)'
+    )
+    assert methods == ["proca"], "an ensemble is a mark in a strip"
+
+
+def test_expand_shows_prompts_and_how_often_the_order_changes(browser, page_of_prompts):
+    browser.open(page_of_prompts)
+    row = '#leaderboard tbody[data-model="org/large"][data-method="proca"]'
+    browser.click(f"{row} .expand")
+    text = browser.script(f"return document.querySelector('{row} tr.details').innerText")
+    assert "Order changes" in text
+    assert "83.8" in text
+    assert "≥82.5" in text
+    title = browser.script(f"return document.querySelector('{row} tr.details svg title').textContent")
+    assert (
+        title == "seed 0: 85.0, seed 0, prompt 1: 82.5, seed 0, prompt 2: 85.0, seed 0, prompt 3: 82.5; together: 80.0"
+    )
+    inside = f"""
+      const strip = document.querySelector('{row} tr.details svg');
+      const frame = strip.getBoundingClientRect();
+      return [...strip.querySelectorAll("circle, path")].every((mark) => {{
+        const {{ left, right }} = mark.getBoundingClientRect();
+        return left >= frame.left && right <= frame.right;
+      }})
+    """
+    assert browser.script(inside)
+    assert browser.script('return document.querySelector("#prompt-order-title").textContent').startswith(
+        "Order of models"
+    )
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1440])
+def test_no_overflow_with_prompts(browser, page_of_prompts, width, scheme):
+    browser.open(page_of_prompts, width=width, scheme=scheme)
+    browser.click("#leaderboard tbody:not([hidden]) .expand")
+    assert browser.script("return document.documentElement.scrollWidth <= innerWidth")
+    cut = """
+      const outside = (svg) => {
+        const frame = svg.getBoundingClientRect();
+        return [...svg.querySelectorAll("text, circle, path")].filter((mark) => {
+          const { left, right } = mark.getBoundingClientRect();
+          return left < frame.left - 0.5 || right > frame.right + 0.5;
+        });
+      };
+      return [...document.querySelectorAll("#chart svg")].flatMap(outside).map((mark) => mark.outerHTML)
+    """
+    assert browser.script(cut) == []
+    assert browser.errors() == []
+
+
 @pytest.mark.parametrize("width", [360, 1440])
 @pytest.mark.parametrize("name", ["agnews", "WWWWWW", "W" * 40])
 def test_chart_cuts_no_text_off(browser, write_result, tmp_path, name, width):

@@ -132,6 +132,26 @@ class TestWhatWasEvaluated:
         (found,) = [block.accuracies["bc", dataset] for block in report.blocks for dataset in block.datasets]
         assert sorted(found.by_seed) == [0, 1, 2]
 
+    def test_prompts_of_a_run_are_compared_one_by_one_and_together(self, evaluate, tmp_path: Path):
+        """What lm-eval writes of a run with three prompts, and what `compare` reads of it, are the same numbers."""
+        options = {"num_fewshot": 2, "fewshot_random_seed": 0, "output": tmp_path / "out"}
+        written = evaluate("plain_rows", settings={"prompts": 3}, **options)["results"]["plain_rows"]
+        report = compare([tmp_path / "out"])
+        assert not report.damaged
+        [block] = report.blocks
+        [dataset] = block.datasets
+        for method, name in (("raw", "none"), ("bc", "bc")):
+            found = block.accuracies[method, dataset]
+            assert found.values[0, 0] == written[f"acc,{name}"]
+            assert found.mean == pytest.approx(written[f"acc_prompts,{name}"])
+            assert found.sd == pytest.approx(written[f"acc_sd,{name}"])
+            assert found.worst == pytest.approx(written[f"acc_worst,{name}"])
+            assert block.accuracies[f"{method} x3", dataset].mean == pytest.approx(written[f"acc_together,{name}"])
+        [standing] = [one for one in report.leaderboards[0].standings if one.method == "bc"]
+        [against_raw] = standing.against_raw
+        assert (against_raw.test.prompts, against_raw.test.documents) == (3, 60)
+        assert against_raw.test.difference == pytest.approx(written["acc_prompts,bc"] - written["acc_prompts,none"])
+
 
 class TestRowsWithoutGold:
     """They are calibrated and predicted, and no measure counts them."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from lm_eval_proca.compare.comparison import Report
-from lm_eval_proca.compare.tables import DASH, FEWER_SEEDS, NOT_AVERAGED, Entry, Table, all_tables
+from lm_eval_proca.compare.tables import DASH, FEWER_SEEDS, NOT_AVERAGED, WORST, Entry, Table, all_tables
 
 _ESCAPES = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "_": r"\_", "%": r"\%",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
-    DASH: "--", "±": r"$\pm$", FEWER_SEEDS: r"$^{\dagger}$", NOT_AVERAGED: r"$^{\ddagger}$",
+    DASH: "--", "±": r"$\pm$", WORST: r"$\geq$", FEWER_SEEDS: r"$^{\dagger}$", NOT_AVERAGED: r"$^{\ddagger}$",
 }  # fmt: skip
 
 

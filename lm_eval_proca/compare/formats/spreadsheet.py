@@ -11,6 +11,8 @@ COLUMNS = (
     "model", "shots", "method", "dataset", "accuracy", "sd", "seeds", "best", "in_average", "gain", "p_value", "p_holm",
     "rank",
 )  # fmt: skip
+OF_PROMPTS = ("prompts", "worst", "order_changes")
+"""Where a run has several prompts; `order_changes` is against raw too."""
 
 
 def render(report: Report) -> str:
@@ -28,13 +30,16 @@ def render(report: Report) -> str:
                 if found is not None:
                     line |= {"accuracy": found.mean, "sd": found.sd, "seeds": len(found.by_seed)}
                     line |= {"best": int(method in block.best(dataset))}
+                    line |= {"prompts": len(found.by_prompt), "worst": found.worst}
                 if comparison := against_raw.get(dataset):
                     p_value = comparison.test and comparison.test.p_value
                     line |= {"gain": comparison.difference, "p_value": p_value, "p_holm": comparison.p_holm}
+                    line |= {"order_changes": comparison.order_changes}
                 lines.append(line)
             average = {"dataset": "average", "accuracy": standing.average.mean, "best": int(method in block.best(None))}
             lines.append({**common, **average, "gain": standing.gain, "rank": standing.rank})
-    return csv_text(lines, COLUMNS)
+    columns = COLUMNS + OF_PROMPTS if report.several_prompts else COLUMNS
+    return csv_text([{name: line.get(name) for name in columns} for line in lines], columns)
 
 
 def _plain(text: str) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Any
 
+from lm_eval_proca.compare.blocks import Accuracy
 from lm_eval_proca.compare.comparison import Report
 from lm_eval_proca.compare.leaderboard import Comparison, Standing, Tally
 
@@ -50,10 +51,17 @@ def accuracies(report: Report) -> Iterator[dict[str, Any]]:
                 "in_average": dataset in block.averaged,
                 "mean": found and found.mean,
                 "sd": found and found.sd,
-                "by_seed": found and {str(seed): value for seed, value in found.values.items()},
+                "by_seed": found and {str(prompt): value for prompt, value in found.values.items()},
                 "fewer_seeds": bool(found and found.fewer_seeds),
                 "best": method in block.best(dataset),
+                **(_prompts(found) if report.several_prompts else {}),
             }
+
+
+def _prompts(found: Accuracy | None) -> dict[str, Any]:
+    """What is known of several prompts; `together` says that it is an ensemble of them."""
+    together = found is not None and found.together
+    return {"prompts": found and len(found.by_prompt), "worst": found and found.worst, "together": together}
 
 
 def _standing(one: Standing) -> dict[str, Any]:
@@ -80,5 +88,7 @@ def _tests(comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:
     found = []
     for one in comparisons:
         test = one.test._asdict() if one.test else {}
-        found.append({"dataset": one.dataset.name, "difference": one.difference, "p_holm": one.p_holm, **test})
+        said = {"dataset": one.dataset.name, "difference": one.difference, "p_holm": one.p_holm, **test}
+        changes = {} if one.order_changes is None else {"prompts": one.prompts, "order_changes": one.order_changes}
+        found.append({**said, **changes})
     return found
