@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from benchmarks import mixture, representations, scoring
+from benchmarks import mixture, representations, scoring, several_prompts
 
 if __name__ == "__main__":
     mixture.main([])
     representations.main([])
+    several_prompts.main([])
     scoring.main()

@@ -25,11 +25,13 @@ class Prompts:
     gold: list[int]
 
 
-def build(task: str, shots: int, documents: int, data_dir: Path | None) -> Prompts:
+def build(task: str, shots: int, documents: int, data_dir: Path | None, draw: int = 0) -> Prompts:
+    """Another `draw` has the same documents behind other demonstrations."""
     config = yaml.safe_load((TASKS / f"{task}.yaml").read_text(encoding="utf-8"))
     template = Environment().from_string(config["doc_to_text"])
     labels, target = config["doc_to_choice"], config.get("doc_to_target", "label")
-    evaluated, demonstrations = _rows(config, data_dir, documents, shots)
+    evaluated, drawn = _rows(config, data_dir, documents, shots * (draw + 1))
+    demonstrations = drawn[len(drawn) - shots :]
     prompt = config.get("description", "") + "".join(
         f"{template.render(row)} {labels[row[target]]}\n\n" for row in demonstrations
     )

@@ -201,7 +201,7 @@ class TestRowsWithoutGold:
             def __init__(self) -> None:
                 self._config = type("Config", (), {"task": "t"})()
 
-            gold = None
+            asking = gold = None
 
         documents = {i: Document("eval", i, -1 if i % 2 else 0) for i in range(6)}
         with pytest.raises(DistributedError, match="one of 2 processes would evaluate only documents without a gold"):
