@@ -1,0 +1,128 @@
+"""Several prompts of one task: what they say together, and how they are judged by each other."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+from scipy.special import log_softmax
+
+from lm_eval_proca.metrics import accuracy
+from lm_eval_proca.scores.fitting import make_calibrators
+from lm_eval_proca.scores.prompt_sets import calibrate_together
+from lm_eval_proca.scores.together import Prompts, doubtful, report
+from tests.score_tables import made_prompts
+
+THREE = np.log(
+    [  # three prompts, two documents, two labels
+        [[0.9, 0.1], [0.6, 0.4]],
+        [[0.8, 0.2], [0.3, 0.7]],
+        [[0.4, 0.6], [0.2, 0.8]],
+    ]
+)
+
+
+def confident(predicted: np.ndarray, probability: float, labels: int = 2) -> np.ndarray:
+    """Log-probabilities (prompts, documents, labels) of prompts that give their label this probability."""
+    others = (1 - probability) / (labels - 1)
+    return np.log(np.where(np.eye(labels, dtype=bool)[predicted], probability, others))
+
+
+def test_labels_and_agreement_by_hand() -> None:
+    found = Prompts(THREE)
+    np.testing.assert_array_equal(found.predicted, [[0, 0], [0, 1], [1, 1]])
+    # sqrt[3] of 0.9 * 0.8 * 0.4 = 0.288 against 0.1 * 0.2 * 0.6 = 0.012; of 0.6 * 0.3 * 0.2 = 0.036 against 0.224
+    np.testing.assert_array_equal(found.predicted_together, [0, 1])
+    np.testing.assert_allclose(
+        np.exp(found.together),
+        [[0.288 ** (1 / 3), 0.012 ** (1 / 3)], [0.036 ** (1 / 3), 0.224 ** (1 / 3)]]
+        / np.array([[0.288 ** (1 / 3) + 0.012 ** (1 / 3)], [0.036 ** (1 / 3) + 0.224 ** (1 / 3)]]),
+    )
+    np.testing.assert_array_equal(found.agreement, [0.5, 1.0, 0.5])
+
+
+def test_probability_of_labels_by_hand() -> None:
+    found = Prompts(THREE)
+    # On average the prompts give label 0 of the first document 0.7, of the second 1.1 / 3.
+    expected = [(0.7 + 1.1 / 3) / 2, (0.7 + 1.9 / 3) / 2, (0.3 + 1.9 / 3) / 2]
+    np.testing.assert_allclose(found.probability_of(found.predicted), expected)
+    np.testing.assert_allclose(found.probability_of(np.zeros((3, 2), int)), [expected[0]] * 3)
+
+
+def test_kappa_is_that_of_fleiss_1971() -> None:
+    """His example: 10 subjects, 14 raters, 5 categories, kappa 0.210."""
+    votes = np.array(
+        [
+            [0, 0, 0, 0, 14], [0, 2, 6, 4, 2], [0, 0, 3, 5, 6], [0, 3, 9, 2, 0], [2, 2, 8, 1, 1],
+            [7, 7, 0, 0, 0], [3, 2, 6, 3, 0], [2, 5, 3, 2, 2], [6, 5, 2, 1, 0], [0, 2, 2, 3, 7],
+        ]
+    )  # fmt: skip
+    predicted = np.stack([np.repeat(np.arange(5), row) for row in votes], axis=1)
+    assert Prompts(confident(predicted, 0.9, labels=5)).kappa == pytest.approx(0.210, abs=5e-4)
+
+
+def test_kappa_counts_pairs_that_agree() -> None:
+    predicted = np.random.default_rng(0).integers(3, size=(4, 50))
+    pairs = [np.mean(predicted[a] == predicted[b]) for a, b in combinations(range(4), 2)]
+    by_chance = sum(np.mean(predicted == label) ** 2 for label in range(3))
+    found = Prompts(confident(predicted, 0.8, labels=3))
+    assert found.kappa == pytest.approx((np.mean(pairs) - by_chance) / (1 - by_chance))
+    assert Prompts(confident(np.ones((3, 5), int), 0.8)).kappa == 1.0
+
+
+def test_a_prompt_that_turns_labels_round_is_found_without_labels() -> None:
+    rng = np.random.default_rng(1)
+    gold = rng.integers(2, size=300)
+    reference = np.where(rng.random((5, 300)) < 0.9, gold, 1 - gold)
+    turned = reference.copy()
+    turned[3] = 1 - turned[3]
+    bc, method = (Prompts(confident(one, 0.9)) for one in (reference, turned))
+    assert doubtful(method, bc) == [3]
+    assert doubtful(bc, bc) == []
+    said = report({"bc": bc, "turned": method}, gold)
+    assert said["bc"]["warnings"] == []
+    [warning, *_] = said["turned"]["warnings"]
+    assert warning.startswith("Prompt 3 has gone wrong: all prompts together find its labels ")
+    assert said["turned"]["accuracy"] == pytest.approx((turned == gold).mean(axis=1).tolist())
+    # The truth is not needed for any of this but the accuracy.
+    unlabeled = report({"bc": bc, "turned": method}, np.full(300, -1))
+    assert unlabeled["turned"] == {**said["turned"], "accuracy": None}
+
+
+def test_prompts_that_do_not_agree_are_said_to_be_so() -> None:
+    predicted = np.random.default_rng(2).integers(2, size=(5, 400))
+    said = report({"bc": Prompts(confident(predicted, 0.9))}, predicted[0])["bc"]
+    assert abs(said["kappa"]) < 0.1
+    assert any("do not agree with each other" in warning for warning in said["warnings"])
+
+
+def test_a_set_is_the_mean_of_what_every_prompt_says_alone() -> None:
+    tables = made_prompts(4)
+    calibrators = make_calibrators(["bc", "conca"])
+    together = calibrate_together(tables, calibrators)
+    gold = tables[0].gold_of("eval")
+    log_proba = []
+    for table in tables:  # batch calibration, written out: the mean log-probability is taken off
+        unlabeled, scores = (log_softmax(table.scores_of(role), axis=1) for role in ("estimate", "eval"))
+        log_proba.append(log_softmax(scores - unlabeled.mean(axis=0), axis=1))
+    predicted = np.mean(log_proba, axis=0).argmax(axis=1)
+    assert list(together.methods) == ["none", "bc", "conca"]
+    found = together.methods["bc"]
+    np.testing.assert_array_equal(found.predicted_together, predicted)
+    assert found.measures_together(gold)["accuracy"].value == accuracy(gold, predicted)
+    alone = [accuracy(gold, one.argmax(axis=1)) for one in log_proba]
+    over = found.over_prompts(gold)
+    assert over is not None
+    assert (over.mean, over.worst) == (pytest.approx(np.mean(alone)), min(alone))
+    assert over.sd == pytest.approx(np.std(alone, ddof=1))
+    assert accuracy(gold, predicted) > max(alone)
+
+
+def test_a_method_that_fails_under_one_prompt_has_no_row() -> None:
+    tables = made_prompts(3)
+    tables[1].scores[tables[1].role == "content_free"] = np.nan
+    together = calibrate_together(tables, make_calibrators(["bc", "conca"]))
+    assert list(together.methods) == ["none", "bc"]
+    assert together.failures["conca"].startswith("prompt 1: ")
+    assert [list(fits) for fits in together.fits] == [["bc"]] * 3
