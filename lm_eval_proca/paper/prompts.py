@@ -17,7 +17,7 @@ from lm_eval_proca.paper.observations import PROMPT, Calibrators, Observations, 
 from lm_eval_proca.scores.fitting import RAW
 from lm_eval_proca.scores.prompt_sets import OnePrompt, Together, calibrate_together, sets_of
 from lm_eval_proca.scores.score_table import ScoreTable
-from lm_eval_proca.scores.together import REFERENCE, doubtful
+from lm_eval_proca.scores.together import REFERENCE, doubts
 from lm_eval_proca.sweep.grid import Grid
 
 FAILURE = 0.05
@@ -143,7 +143,7 @@ def _observed(number: int, together: Together) -> list[Observation]:
     found: list[Observation] = []
     for name, prompts in together.methods.items():
         said = together.report[name]
-        doubted = [] if name == RAW else doubtful(prompts, reference)
+        doubted = {} if name == RAW else doubts(prompts, reference)
         ensemble = accuracy(together.gold, prompts.predicted_together)
         for k, table in enumerate(together.tables):
             found.append(

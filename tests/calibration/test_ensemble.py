@@ -123,16 +123,30 @@ def test_what_cannot_be_an_ensemble(params: dict[str, Any], columns: int, senten
 # ------------------------------------------------------------------ hidden states
 
 
-def test_hidden_states_of_all_prompts(scores: np.ndarray, states: np.ndarray) -> None:
+def test_hidden_states_of_all_prompts(scores: np.ndarray, states: np.ndarray, gold: np.ndarray) -> None:
     ensemble = PromptEnsemble(get_calibrator("proca_h")(), n_prompts=PROMPTS).fit(scores, representations=states)
-    said = []
-    for k in range(PROMPTS):
-        own = {"X": part(scores, k), "representations": states[2 * k : 2 * k + 2]}
-        said.append(get_calibrator("proca_h")().fit(**own).predict_log_proba(**own))
+    said = [
+        member.predict_log_proba(part(scores, k), representations=states[2 * k : 2 * k + 2])
+        for k, member in enumerate(ensemble.members_)
+    ]
     found = ensemble.predict_log_proba(scores, representations=states)
     np.testing.assert_allclose(found, log_softmax(np.mean(said, axis=0), axis=1))
+    assert ensemble.n_labels_ == LABELS
+    assert np.mean(found.argmax(axis=1) == gold) > 0.95
     with pytest.raises(CalibrationError, match="5 layers cannot be those of 3 prompts"):
         ensemble.predict(scores, representations=states[:5])
+
+
+def test_the_order_of_prompts_does_not_matter(scores: np.ndarray, states: np.ndarray) -> None:
+    """Also where all prompts are fitted at once."""
+    turned = np.hstack([part(scores, k) for k in (2, 0, 1)]), states[[4, 5, 0, 1, 2, 3]]
+    one, other = (
+        PromptEnsemble(get_calibrator("proca_h")(), n_prompts=PROMPTS)
+        .fit(given, representations=layers)
+        .predict_log_proba(given, representations=layers)
+        for given, layers in ((scores, states), turned)
+    )
+    np.testing.assert_allclose(one, other, atol=1e-6)
 
 
 # ------------------------------------------------------------------ files

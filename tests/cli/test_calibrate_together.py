@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -231,14 +232,34 @@ def test_scores_of_another_prompt_are_noted(prompts: Written, ensemble: Path, tm
     assert f"note: {other} has scores of another prompt than the calibrator was fitted on" in said
 
 
-def test_hidden_states_stand_side_by_side_too(tmp_path: Path, capsys: Output) -> None:
-    tables, paths = write(made_prompts(2, hidden=True), tmp_path / "scores")
-    saved = tmp_path / "proca_h.json"
+@pytest.mark.parametrize("same_rows", [False, True])
+def test_hidden_states_stand_side_by_side_too(same_rows: bool, tmp_path: Path, capsys: Output) -> None:
+    """On the same unlabeled rows all prompts are fitted at once; else the ensemble is the mean of single fits."""
+    tables = made_prompts(2, hidden=True, separation=0.3)
+    if same_rows:
+        tables = [replace(one, record=replace(one.record, unlabeled_hash="rows")) for one in tables]
+    tables, paths = write(tables, tmp_path / "scores")
+    saved, output = tmp_path / "proca_h.json", tmp_path / "out.json"
     given = ["calibrate", *map(str, paths), "--together", "--calibrators", "proca_h", "--save", str(saved)]
-    assert main(given) == 0
-    rows, _ = applied([str(saved), *map(str, paths)], capsys)
-    expected = members(tables, "proca_h").mean(axis=0).argmax(axis=1)
-    assert [int(row["label"]) for row in rows] == expected.tolist()
+    assert main([*given, "--output", str(output)]) == 0
+    rows, said = applied([str(saved), *map(str, reversed(paths))], capsys)
+    predicted, gold = np.array([int(row["label"]) for row in rows]), tables[0].gold_of("eval")
+    assert said == ""
+    assert json.loads(output.read_text())[1]["accuracy_together"] == pytest.approx(np.mean(predicted == gold))
+    if same_rows:
+        both = PromptEnsemble(make_calibrators(["proca_h"])["proca_h"])
+        scores, layers = (
+            {role: how(role) for role in ("estimate", "eval")}
+            for how in (
+                lambda role: np.hstack([one.scores_of(role) for one in tables]),
+                lambda role: np.concatenate([one.representations_of(role) for one in tables]),
+            )
+        )
+        both.fit(scores["estimate"], representations=layers["estimate"])
+        expected = both.predict(scores["eval"], representations=layers["eval"])
+    else:
+        expected = members(tables, "proca_h").mean(axis=0).argmax(axis=1)
+    np.testing.assert_array_equal(predicted, expected)
 
 
 def test_one_ensemble_is_saved_or_none(prompts: Written, tmp_path: Path, capsys: Output) -> None:

@@ -11,7 +11,7 @@ from scipy.special import log_softmax
 from lm_eval_proca.metrics import accuracy
 from lm_eval_proca.scores.fitting import make_calibrators
 from lm_eval_proca.scores.prompt_sets import calibrate_together
-from lm_eval_proca.scores.together import Prompts, doubtful, report
+from lm_eval_proca.scores.together import Prompts, doubts, report
 from tests.score_tables import made_prompts
 
 THREE = np.log(
@@ -29,23 +29,26 @@ def confident(predicted: np.ndarray, probability: float, labels: int = 2) -> np.
     return np.log(np.where(np.eye(labels, dtype=bool)[predicted], probability, others))
 
 
+def shares(a: float, b: float) -> list[float]:
+    """Two probabilities, as the normalised cube roots of products of three."""
+    return [a ** (1 / 3) / (a ** (1 / 3) + b ** (1 / 3)), b ** (1 / 3) / (a ** (1 / 3) + b ** (1 / 3))]
+
+
+FIRST, SECOND = shares(0.9 * 0.8 * 0.4, 0.1 * 0.2 * 0.6), shares(0.6 * 0.3 * 0.2, 0.4 * 0.7 * 0.8)
+"""What the three prompts together say of each document."""
+
+
 def test_labels_and_agreement_by_hand() -> None:
     found = Prompts(THREE)
     np.testing.assert_array_equal(found.predicted, [[0, 0], [0, 1], [1, 1]])
-    # sqrt[3] of 0.9 * 0.8 * 0.4 = 0.288 against 0.1 * 0.2 * 0.6 = 0.012; of 0.6 * 0.3 * 0.2 = 0.036 against 0.224
+    np.testing.assert_allclose(np.exp(found.together), [FIRST, SECOND])
     np.testing.assert_array_equal(found.predicted_together, [0, 1])
-    np.testing.assert_allclose(
-        np.exp(found.together),
-        [[0.288 ** (1 / 3), 0.012 ** (1 / 3)], [0.036 ** (1 / 3), 0.224 ** (1 / 3)]]
-        / np.array([[0.288 ** (1 / 3) + 0.012 ** (1 / 3)], [0.036 ** (1 / 3) + 0.224 ** (1 / 3)]]),
-    )
     np.testing.assert_array_equal(found.agreement, [0.5, 1.0, 0.5])
 
 
 def test_probability_of_labels_by_hand() -> None:
     found = Prompts(THREE)
-    # On average the prompts give label 0 of the first document 0.7, of the second 1.1 / 3.
-    expected = [(0.7 + 1.1 / 3) / 2, (0.7 + 1.9 / 3) / 2, (0.3 + 1.9 / 3) / 2]
+    expected = [(FIRST[0] + SECOND[0]) / 2, (FIRST[0] + SECOND[1]) / 2, (FIRST[1] + SECOND[1]) / 2]
     np.testing.assert_allclose(found.probability_of(found.predicted), expected)
     np.testing.assert_allclose(found.probability_of(np.zeros((3, 2), int)), [expected[0]] * 3)
 
@@ -71,23 +74,49 @@ def test_kappa_counts_pairs_that_agree() -> None:
     assert Prompts(confident(np.ones((3, 5), int), 0.8)).kappa == 1.0
 
 
-def test_a_prompt_that_turns_labels_round_is_found_without_labels() -> None:
+@pytest.fixture
+def answers() -> tuple[np.ndarray, np.ndarray]:
+    """Gold labels of 300 documents, and the labels of five prompts that are each right about nine times of ten."""
     rng = np.random.default_rng(1)
     gold = rng.integers(2, size=300)
-    reference = np.where(rng.random((5, 300)) < 0.9, gold, 1 - gold)
+    return gold, np.where(rng.random((5, 300)) < 0.9, gold, 1 - gold)
+
+
+def test_a_prompt_that_turns_labels_round_is_found_without_labels(answers: tuple[np.ndarray, np.ndarray]) -> None:
+    gold, reference = answers
     turned = reference.copy()
     turned[3] = 1 - turned[3]
     bc, method = (Prompts(confident(one, 0.9)) for one in (reference, turned))
-    assert doubtful(method, bc) == [3]
-    assert doubtful(bc, bc) == []
+    assert doubts(bc, bc) == {}
+    assert list(doubts(method, bc)) == [3]
     said = report({"bc": bc, "turned": method}, gold)
     assert said["bc"]["warnings"] == []
     [warning, *_] = said["turned"]["warnings"]
-    assert warning.startswith("Prompt 3 has gone wrong: all prompts together find its labels ")
+    share = np.mean(turned[3] == method.predicted_together)
+    assert warning == (
+        f"Prompt 3 has gone wrong: it gives only {share:.0%} of the documents the label of all prompts together."
+    )
     assert said["turned"]["accuracy"] == pytest.approx((turned == gold).mean(axis=1).tolist())
     # The truth is not needed for any of this but the accuracy.
     unlabeled = report({"bc": bc, "turned": method}, np.full(300, -1))
     assert unlabeled["turned"] == {**said["turned"], "accuracy": None}
+
+
+def test_a_prompt_that_is_less_probable_than_batch_calibration_is_found(
+    answers: tuple[np.ndarray, np.ndarray],
+) -> None:
+    gold, reference = answers
+    worse = reference.copy()
+    worse[2, :40] = 1 - gold[:40]
+    bc, method = (Prompts(confident(one, 0.9)) for one in (reference, worse))
+    [(number, reason)] = doubts(method, bc).items()
+    assert number == 2
+    own, other = (method.probability_of(one)[2] for one in (worse, reference))
+    assert own < other
+    assert reason == (
+        f"all prompts together find its labels {own:.1%} probable, those of batch calibration under the same prompt "
+        f"{other:.1%}"
+    )
 
 
 def test_prompts_that_do_not_agree_are_said_to_be_so() -> None:
