@@ -121,7 +121,8 @@ def _calibrate_folders(args: argparse.Namespace, params: fitting.Params, named: 
     if args.output is not None and Path(args.output).suffix in (".json", ".csv"):
         raise ResultsError(f"--output {args.output}: name a folder for results and samples as lm-eval has them.")
     calibrators = fitting.calibrators_of_documents(params, hidden_states=False) if named is None else named
-    return calibrate_folders(args.files, calibrators, args.output, asked=bool(args.calibrators))
+    asked = bool(args.calibrators)
+    return calibrate_folders(args.files, calibrators, args.output, asked=asked, together=args.together)
 
 
 def _chosen(args: argparse.Namespace) -> tuple[fitting.Params, Calibrators | None]:
