@@ -60,6 +60,7 @@ def add_group_rows(document: dict[str, Any], records: Mapping[str, RunRecord]) -
             row: dict[str, Any] = {}
             for metric in averaged[1:] if name == RAW else averaged:
                 row |= _average(f"{metric}{{}},{name}", of_tasks, sizes, by_size)
+                document.setdefault("higher_is_better", {}).setdefault(group, {})[metric] = True
             if calibrated == tasks and len({records[task].labels for task in tasks}) == 1:
                 row[f"{RECALL_SD},{name}"] = added(records[task].label_counts[name] for task in tasks).recall_sd
                 lower_is_better(document, group)
