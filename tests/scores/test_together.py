@@ -7,6 +7,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 from scipy.special import log_softmax
+from sklearn.metrics import cohen_kappa_score
 
 from lm_eval_proca.metrics import accuracy
 from lm_eval_proca.scores.fitting import make_calibrators
@@ -72,6 +73,12 @@ def test_kappa_counts_pairs_that_agree() -> None:
     found = Prompts(confident(predicted, 0.8, labels=3))
     assert found.kappa == pytest.approx((np.mean(pairs) - by_chance) / (1 - by_chance))
     assert Prompts(confident(np.ones((3, 5), int), 0.8)).kappa == 1.0
+
+
+def test_kappas_with_all_together_are_those_of_cohen() -> None:
+    found = Prompts(log_softmax(np.random.default_rng(3).normal(size=(4, 80, 3)), axis=2))
+    expected = [cohen_kappa_score(one, found.predicted_together) for one in found.predicted]
+    np.testing.assert_allclose(found.kappas, expected)
 
 
 @pytest.fixture
