@@ -15,13 +15,21 @@ from lm_eval_proca.calibration.base import Calibrator
 from lm_eval_proca.errors import ResultsError, ScoreTableError
 from lm_eval_proca.metrics import grouped, labeled, standard_error
 from lm_eval_proca.runs import groups
-from lm_eval_proca.runs.finished import CalibratedRun, FittedTask, add_rows, read_task, skipped, why_unchanged
-from lm_eval_proca.runs.output_folder import evaluated, mapping, read_document
+from lm_eval_proca.runs.finished import (
+    CALIBRATED_IN_RUN,
+    CalibratedRun,
+    FittedTask,
+    add_rows,
+    read_task,
+    skipped,
+    why_unchanged,
+)
+from lm_eval_proca.runs.output_folder import evaluated, mapping, read_document, record_of
 from lm_eval_proca.runs.sample_logs import SampleLog
 from lm_eval_proca.scores.fitting import recorded, suited
 from lm_eval_proca.scores.identity import digest, model_identity
 from lm_eval_proca.scores.prompt_sets import OnePrompt, Together, calibrate_together, sets_of
-from lm_eval_proca.scores.record import RunRecord
+from lm_eval_proca.scores.record import EVALUATION_ROWS, RunRecord
 from lm_eval_proca.scores.score_table import ScoreTable
 from lm_eval_proca.scores.together import Prompts
 
@@ -69,7 +77,7 @@ def calibrate_together_run(
     run = CalibratedRun(files[0], documents[0], others=list(files[1:]))
     records: dict[str, RunRecord] = {}
     for name in documents[0]["configs"]:
-        reason = next(filter(None, (why_unchanged(document, name) for document in documents)), None)
+        reason = next(filter(None, (_why_unchanged(document, name) for document in documents)), None)
         if reason is not None:
             run.unchanged.setdefault(reason, []).append(name)
             continue
@@ -92,6 +100,13 @@ def calibrate_together_run(
             done()
     run.notes.extend(groups.add_group_rows(run.document, records))
     return run
+
+
+def _why_unchanged(document: Mapping[str, Any], task: str) -> str | None:
+    """As for one run; but what was cross-fitted in the run can be fitted again, from the same scores in its log."""
+    reason, record = why_unchanged(document, task), record_of(document["configs"][task], task)
+    again = record.estimate_source == EVALUATION_ROWS and record.prompts == 1 and record.fits
+    return None if reason == CALIBRATED_IN_RUN and again else reason
 
 
 def _one_set(files: Sequence[Path], read: Sequence[Read]) -> tuple[list[Read], list[str]]:

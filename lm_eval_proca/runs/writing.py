@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from lm_eval_proca.calibration.registry import CALIBRATORS
 from lm_eval_proca.errors import ResultsError
 from lm_eval_proca.files import replacing
 from lm_eval_proca.runs.finished import CalibratedRun, FittedTask
@@ -39,9 +40,10 @@ def write_samples(task: FittedTask, folder: Path) -> None:
     with _written(folder / task.log.path.name) as unfinished, unfinished.open("wb") as written:
         if task.prompts:
             for _, fields in lines(task.log.path):
-                row = rows[int(fields["doc_id"])]
-                over = _over_prompts(task, RAW, row, gold[row])
-                written.write(_line({**fields, "metrics": [*fields.get("metrics", ()), *over], **over}))
+                name, row = fields.get("filter", RAW), rows[int(fields["doc_id"])]
+                if name not in task.fits:  # else it comes below, where the run has calibrated it too
+                    over = {} if name in CALIBRATORS else _over_prompts(task, RAW, row, gold[row])
+                    written.write(_line({**fields, "metrics": [*fields.get("metrics", ()), *over], **over}))
         else:
             with task.log.path.open("rb") as logged:
                 shutil.copyfileobj(logged, written)

@@ -20,6 +20,7 @@ from lm_eval_proca.calibration.base import Calibrator
 from lm_eval_proca.calibration.ensemble import PromptEnsemble
 from lm_eval_proca.metrics import grouped
 from lm_eval_proca.scores.fitting import Fit, fit_all
+from lm_eval_proca.scores.record import RunRecord
 from lm_eval_proca.scores.score_table import ScoreTable
 from lm_eval_proca.scores.together import Prompts, methods_of, report
 
@@ -69,8 +70,12 @@ def _common(one: OnePrompt) -> dict[str, Any]:
         "another number of shots": record.num_fewshot,
         "other unlabeled rows": (record.estimate_source, record.estimate_size),
         "hidden states of other layers": tuple(one.table.layers),
-        "prompts of another run": (record.prompts, record.seed) if record.prompts > 1 else None,
+        "prompts of another run": _run(record) if record.prompts > 1 else None,
     }
+
+
+def _run(record: RunRecord) -> tuple[Any, ...]:
+    return (record.prompts, record.vary, record.seed, record.order_seed, record.demonstration_counts)
 
 
 def _why_alone(one: OnePrompt, others: Sequence[OnePrompt]) -> str:

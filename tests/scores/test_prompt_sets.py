@@ -35,12 +35,12 @@ def test_seeds_of_a_sweep_are_one_set_though_their_unlabeled_rows_differ_by_a_fe
 
 def test_a_run_with_several_prompts_is_a_set_of_its_own_in_the_order_of_its_prompts() -> None:
     tables = [
-        changed(table, prompts=2, prompt=1 - k % 2, seed=seed, vary="orders", prompt_hash=f"{seed}-{k}")
-        for seed in (0, 10)
+        changed(table, prompts=2, prompt=1 - k % 2, seed=seed, vary=vary, prompt_hash=f"{seed}-{vary}-{k}")
+        for seed, vary in ((0, "orders"), (10, "orders"), (10, "demonstrations"))
         for k, table in enumerate(made_prompts(2))
     ]
     sets, reasons = sets_of(named(tables))
-    assert names(sets) == [["b.parquet", "a.parquet"], ["d.parquet", "c.parquet"]]
+    assert names(sets) == [["b.parquet", "a.parquet"], ["d.parquet", "c.parquet"], ["f.parquet", "e.parquet"]]
     assert reasons == []
 
 
@@ -55,6 +55,7 @@ def test_a_run_with_several_prompts_is_a_set_of_its_own_in_the_order_of_its_prom
         ({"estimate_source": "file:made.jsonl"}, "other unlabeled rows"),
         ({"estimate_size": 50}, "other unlabeled rows"),
         ({"prompts": 5, "prompt": 2}, "prompts of another run"),
+        ({"prompts": 3}, "prompts of another run"),
         ({"task": "x", "num_fewshot": 1}, "another task and another number of shots"),
     ],
 )

@@ -176,6 +176,25 @@ def test_logs_and_records_are_those_of_the_run(
     assert set(compared["methods"]) >= {"raw", "bc", "proca"}
 
 
+def test_runs_that_were_cross_fitted_themselves_can_be_put_together_too(
+    evaluate: Callable[..., dict[str, Any]], five_runs: Path, tmp_path: Path, capsys: Output
+) -> None:
+    for k in (0, 1):
+        evaluate(f"dev{k}", tmp_path / "runs" / str(k), calibrate=True)
+    plain = [str(five_runs / f"order{k}") for k in (0, 1)]
+    found = []
+    for name, folders in (("plain", plain), ("calibrated", [str(tmp_path / "runs")])):
+        assert main(["calibrate", *folders, "--together", "--output", str(tmp_path / name)]) == 0
+        [file] = (tmp_path / name).rglob("results_*.json")
+        [log] = (tmp_path / name).rglob("samples_quiz_few_*.jsonl")
+        lines = [json.loads(line) for line in log.read_text().splitlines()]
+        keys = [(line["doc_id"], line["filter"]) for line in lines]
+        assert len(keys) == len(set(keys))
+        answers = {key: (line["acc"], line["acc_prompts"]) for key, line in zip(keys, lines, strict=True)}
+        found.append((numbers(json.loads(file.read_text())["results"], "quiz_few"), answers))
+    assert found[0] == found[1]
+
+
 def test_score_tables_say_the_same(in_one_run: tuple[Path, dict], tmp_path: Path) -> None:
     output = tmp_path / "together.json"
     assert main(["calibrate", str(in_one_run[0] / "scores"), "--together", "--output", str(output)]) == 0
