@@ -141,17 +141,19 @@ def report(methods: Mapping[str, Prompts], gold: np.ndarray) -> dict[str, Any]:
     """By method, ready for JSON: lists over prompts, and sentences about prompts that cannot be trusted.
 
     `accuracy` needs gold labels. Without them: `agreement` with all prompts together, and `estimated_accuracy`, the
-    mean probability that all together give to a prompt's labels. `kappa` says how far all of them agree.
+    mean probability that all together give to a prompt's labels; None if a score is not finite. `kappa` says how far
+    all of them agree.
     """
     return {
         name: {
             "accuracy": right.mean(axis=1).tolist() if (right := prompts.right(gold)).shape[1] else None,
             "agreement": prompts.agreement.tolist(),
-            "estimated_accuracy": prompts.probability_of(prompts.predicted).tolist(),
+            "estimated_accuracy": estimated.tolist() if np.isfinite(estimated).all() else None,
             "kappa": prompts.kappa,
             "warnings": [] if name == RAW else list(_warnings(prompts, methods.get(REFERENCE, prompts))),
         }
         for name, prompts in methods.items()
+        for estimated in [prompts.probability_of(prompts.predicted)]
     }
 
 

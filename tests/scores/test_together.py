@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import combinations
 
 import numpy as np
@@ -124,6 +125,16 @@ def test_a_prompt_that_is_less_probable_than_batch_calibration_is_found(
         f"all prompts together find its labels {own:.1%} probable, those of batch calibration under the same prompt "
         f"{other:.1%}"
     )
+
+
+def test_scores_that_are_not_finite_have_no_estimated_accuracy() -> None:
+    """And a results file holds no NaN, which is not JSON."""
+    tables = made_prompts(2)
+    tables[1].scores[tables[1].role == "eval", 0] = np.nan
+    said = calibrate_together(tables, make_calibrators(["bc"])).report
+    assert list(said) == ["none"]
+    assert said["none"]["estimated_accuracy"] is None
+    json.dumps(said, allow_nan=False)
 
 
 def test_prompts_that_do_not_agree_are_said_to_be_so() -> None:
