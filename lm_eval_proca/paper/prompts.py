@@ -52,10 +52,11 @@ class Prompts(Analysis):
             for key, alike in grouped(self.observed, lambda one: (*_prompt(one), one["calibrator"])).items()
         ]
         for (model, shots), some in grouped(rows, lambda row: (row["model"], row["num_fewshot"])).items():
-            by_method = grouped(some, lambda row: row["calibrator"])
-            if len({row["task"] for row in some}) > 1:
-                about = {"model": model, "task": AVERAGE, "num_fewshot": shots}
-                rows += [{**about, "calibrator": name, **_average(alike)} for name, alike in by_method.items()]
+            tasks = len({row["task"] for row in some})
+            about = {"model": model, "task": AVERAGE, "num_fewshot": shots}
+            for name, alike in grouped(some, lambda row: row["calibrator"]).items():
+                if len(alike) == tasks > 1:  # an average over other tasks is not comparable
+                    rows.append({**about, "calibrator": name, **_average(alike)})
         return rows
 
     def further(self) -> list[Observation]:
@@ -79,7 +80,8 @@ class Prompts(Analysis):
 
     def draw(self, ax: Any, observed: Observations, panel: Any) -> None:
         """Dots of single prompts, hollow where the others doubt them; a bar for the ensemble of each set."""
-        looks = looks_of(self.observed)
+        here = {one["calibrator"] for one in observed}
+        looks = {name: look for name, look in looks_of(self.observed).items() if name in here}
         sets = distinct(one["set"] for one in observed)
         width = 0.8 / len(sets)
         ax.set_xticks(range(len(looks)), [look["label"] for look in looks.values()])

@@ -72,8 +72,10 @@ def test_summary_by_hand() -> None:
     assert row["together"] == pytest.approx(0.8)
     assert (row["prompts"], row["sets"]) == (5, 2)
     other = [{**one, "task": "u", "set": 2, "accuracy": 0.4, "together": 0.4} for one in observed[:2]]
-    *_, average = Prompts(observed + other).summary()
-    assert (average["task"], average["sets"]) == ("average", 3)
+    of_one_task = [{**one, "calibrator": "proca_a"} for one in other]
+    *rows, average = Prompts(observed + other + of_one_task).summary()
+    assert [row["task"] for row in rows] == ["t", "u", "u"]  # and no average of a method that not every task has
+    assert (average["task"], average["calibrator"], average["sets"]) == ("average", "bc", 3)
     assert average["one prompt"] == pytest.approx((0.65 + 0.4) / 2)  # a task counts once, however many sets it has
 
 
