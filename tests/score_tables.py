@@ -75,3 +75,16 @@ def some_rows(table: ScoreTable, rows: np.ndarray) -> ScoreTable:
     """These rows of the file, in this order."""
     columns = {name: getattr(table, name)[rows] for name in ("role", "index", "gold", "estimate_gold", "scores")}
     return replace(table, **columns)
+
+
+def made_prompts(count: int = 3, *, noise: float = 1.5, **known: Any) -> list[ScoreTable]:
+    """Runs with one prompt each on the same documents: every prompt has its own noise and its own bias."""
+    first = made_table(**{"bias": 0.0, "separation": 1.0, **known})
+    rng = np.random.default_rng(count)
+    tables = []
+    for k in range(count):
+        scores = first.scores + rng.normal(scale=noise, size=first.scores.shape)
+        scores[:, -1] += k - 1
+        hashes = {"prompt_hash": f"prompt {k}", "documents_hash": "documents", "unlabeled_hash": f"rows of {k}"}
+        tables.append(replace(first, scores=scores, record=replace(first.record, seed=k, **hashes)))
+    return tables

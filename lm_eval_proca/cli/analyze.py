@@ -138,6 +138,8 @@ def _analyze(name: str, tables: Sequence[ScoreTable], calibrators: Mapping[str, 
     print(f"{name}: calibrating {len(runs)} score tables, which may take minutes ...", file=sys.stderr)
     found = analysis.from_tables(runs, calibrators)
     print(f"{name}: {ANALYSES[name]}\n{text_table(found.summary())}")
+    if further := found.further():
+        print(f"\n{text_table(further)}")
     if found.note:
         print(f"note: {found.note}")
     print(f"every observation: {write_rows(found.observed, output / f'{name}.csv')}")

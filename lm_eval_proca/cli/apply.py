@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from lm_eval_proca.calibration.base import Calibrator
+from lm_eval_proca.calibration.ensemble import PromptEnsemble
 from lm_eval_proca.calibration.storage import load_calibrator
 from lm_eval_proca.compare.formats.tabular import check_rows_file, csv_text, write_rows
 from lm_eval_proca.errors import CalibrationError
@@ -25,7 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="SCORES",
         help="log-likelihoods, one per label: a CSV file with the label words as header, a score table, lm-eval's "
-        "samples_*.jsonl, or JSON Lines with one list of numbers per document, in the order of the fit",
+        "samples_*.jsonl, or JSON Lines with one list of numbers per document, in the order of the fit; an ensemble "
+        "(`calibrate --together --save`) takes one file for each of its prompts, in their order",
     )
     parser.add_argument("--output", metavar="FILE", help="write a .csv or .json file instead of CSV on standard output")
 
@@ -33,24 +35,71 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     check_rows_file(args.output)
     calibrator = load_calibrator(args.calibrator)
-    rows = []
-    for path in args.scores:
-        new = read_scores(path)
-        if (found := new.scores.shape[1]) != calibrator.n_labels_:
-            expected = f"the calibrator in {args.calibrator} was fitted on {calibrator.n_labels_}"
-            raise CalibrationError(f"{path} has {found} labels, {expected}.")
-        scores, words = _in_order_of_fit(path, new, calibrator)
-        _note_other_origin(path, new.origin, calibrator.origin_)
-        states = _layers_of_fit(path, new, calibrator) if calibrator.uses_representations else None
-        log_proba = calibrator.predict_log_proba(scores, representations=states)
-        for number, (label, row) in enumerate(zip(np.argmax(log_proba, axis=1), np.exp(log_proba), strict=True)):
-            probabilities = {f"p({word})": float(p) for word, p in zip(words, row, strict=True)}
-            rows.append({"file": path, "row": number, "label": int(label), "word": words[label], **probabilities})
+    given = [(path, read_scores(path)) for path in args.scores]
+    if isinstance(calibrator, PromptEnsemble):
+        inputs = [_side_by_side(_by_prompt(given, calibrator), calibrator)]
+    else:
+        inputs = [_input_of(path, new, calibrator) for path, new in given]
+    rows = [row for one in inputs for row in _rows(one, calibrator)]
     if args.output is None:
         sys.stdout.write(csv_text(rows))
     else:
         print(f"{len(rows)} predictions written to {write_rows(rows, args.output)}")
     return 0
+
+
+class Input(NamedTuple):
+    """What a calibrator is given, and the words of its labels."""
+
+    path: str
+    scores: np.ndarray
+    words: list[str]
+    states: np.ndarray | None
+
+
+def _rows(given: Input, calibrator: Calibrator) -> Iterator[dict[str, Any]]:
+    path, scores, words, states = given
+    log_proba = calibrator.predict_log_proba(scores, representations=states)
+    for number, (label, row) in enumerate(zip(np.argmax(log_proba, axis=1), np.exp(log_proba), strict=True)):
+        probabilities = {f"p({word})": float(p) for word, p in zip(words, row, strict=True)}
+        yield {"file": path, "row": number, "label": int(label), "word": words[label], **probabilities}
+
+
+def _input_of(path: str, new: NewScores, calibrator: Calibrator) -> Input:
+    if (found := new.scores.shape[1]) != calibrator.n_labels_:
+        raise CalibrationError(f"{path} has {found} labels, the calibrator was fitted on {calibrator.n_labels_}.")
+    scores, words = _in_order_of_fit(path, new, calibrator)
+    _note_other_origin(path, new.origin, calibrator.origin_)
+    states = _layers_of_fit(path, new, calibrator) if calibrator.uses_representations else None
+    return Input(path, scores, words, states)
+
+
+def _by_prompt(given: Sequence[tuple[str, NewScores]], ensemble: PromptEnsemble) -> list[tuple[str, NewScores]]:
+    """One file for each prompt of the ensemble, all of the same documents.
+
+    Where all prompts are known by their hashes, these tell which file is whose; else the order does.
+    """
+    if len(given) != ensemble.n_prompts:
+        raise CalibrationError(
+            f"The ensemble has {ensemble.n_prompts} prompts, {len(given)} score files were given; give one for each, "
+            f"in the order of its prompts."
+        )
+    (first, of_first), *others = given
+    for path, new in others:
+        known = {one.documents for one in (of_first, new)} - {None}
+        if len(new.scores) != len(of_first.scores) or len(known) > 1:
+            raise CalibrationError(f"{path} has other documents than {first}; score the same ones under every prompt.")
+    by_hash = {new.origin.get("prompt_hash"): (path, new) for path, new in given}
+    wanted = [member.origin_.get("prompt_hash") for member in ensemble.members_]
+    return [by_hash[one] for one in wanted] if None not in wanted and set(wanted) == set(by_hash) else list(given)
+
+
+def _side_by_side(given: Sequence[tuple[str, NewScores]], ensemble: PromptEnsemble) -> Input:
+    """The scores of all prompts as the ensemble reads them; the words are those of its labels."""
+    parts = [_input_of(path, new, member) for (path, new), member in zip(given, ensemble.members_, strict=True)]
+    states = [part.states for part in parts if part.states is not None]
+    layers = np.concatenate(states) if len(states) == len(parts) else None
+    return Input(parts[0].path, np.hstack([part.scores for part in parts]), ensemble.labels_ or parts[0].words, layers)
 
 
 def _in_order_of_fit(path: str, new: NewScores, calibrator: Calibrator) -> tuple[np.ndarray, list[str]]:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
 from lm_eval_proca.calibration.base import Calibrator
 from lm_eval_proca.calibration.registry import CALIBRATORS
 from lm_eval_proca.cli.calibrate_runs import calibrate_folders
+from lm_eval_proca.cli.calibrate_together import calibrate_sets, could_be_together
 from lm_eval_proca.cli.options import add_param_option, calibrator_params, names
+from lm_eval_proca.cli.wording import folds_in_words, headline, number
 from lm_eval_proca.compare.formats.tabular import check_rows_file, text_table, write_rows
 from lm_eval_proca.errors import CalibrationError, ResultsError
-from lm_eval_proca.metrics import Interval
 from lm_eval_proca.runs.output_folder import visible_files
 from lm_eval_proca.runs.score_files import find_score_tables, read_run
 from lm_eval_proca.scores import fitting
@@ -44,13 +45,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ".json (with the fit reports) or .csv file",
     )
     add("--bias", action="store_true", help="show label by label what each method prefers, as for a single file")
-    add("--save", metavar="FILE", help="keep the fitted calibrator; needs one FILE and one calibrator")
+    add(
+        "--together",
+        action="store_true",
+        help="put the prompts of a task together: tables, logs or output folders of the same model and documents",
+    )
+    add(
+        "--save",
+        metavar="FILE",
+        help="keep the fitted calibrator; needs one FILE (with --together one set of them) and one calibrator",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     params, named = _chosen(args)
     if any(map(_is_output_of_lm_eval, args.files)):
         return _calibrate_folders(args, params, named)
+    if args.together:
+        return calibrate_sets(args, lambda table: named or fitting.calibrators_of_run(table, params))
     check_rows_file(args.output)
     tables = [(path, read_run(path)) for path in find_score_tables(args.files)]
     chosen = [fitting.calibrators_of_run(table, params) if named is None else named for _, table in tables]
@@ -69,6 +81,8 @@ def run(args: argparse.Namespace) -> int:
             print(f"lm-eval-proca calibrate: {path} lacks calibrated rows. {reason}.", file=sys.stderr)
         written += [_row(str(path), table, row) for row in measured]
         fitted += [row.fit.calibrator for row in measured if row.fit is not None]
+    for note in could_be_together(tables):
+        print(f"note: {note}")
     if args.output is not None:
         if args.output.endswith(".csv"):
             written = [{key: value for key, value in row.items() if key not in ("fit", "bias")} for row in written]
@@ -107,7 +121,8 @@ def _calibrate_folders(args: argparse.Namespace, params: fitting.Params, named: 
     if args.output is not None and Path(args.output).suffix in (".json", ".csv"):
         raise ResultsError(f"--output {args.output}: name a folder for results and samples as lm-eval has them.")
     calibrators = fitting.calibrators_of_documents(params, hidden_states=False) if named is None else named
-    return calibrate_folders(args.files, calibrators, args.output, asked=bool(args.calibrators))
+    asked = bool(args.calibrators)
+    return calibrate_folders(args.files, calibrators, args.output, asked=asked, together=args.together)
 
 
 def _chosen(args: argparse.Namespace) -> tuple[fitting.Params, Calibrators | None]:
@@ -126,23 +141,14 @@ def _chosen(args: argparse.Namespace) -> tuple[fitting.Params, Calibrators | Non
 
 def _headline(table: ScoreTable) -> str:
     record = table.record
-    parts = [record.task, PurePath(record.model or "").name]
-    parts += [f"{record.num_fewshot}-shot"] if record.num_fewshot is not None else []
-    parts += [f"seed {record.seed}"] if record.seed is not None else []
-    evaluated, estimated = (int((table.role == role).sum()) for role in ("eval", "estimate"))
-    parts.append(f"{evaluated} evaluation rows, {len(table.labels)} labels")
-    if estimated:
-        parts.append(f"{estimated} estimate rows ({record.estimate_source})")
-    return ", ".join(part for part in parts if part)
+    seed = f"seed {record.seed}" if record.seed is not None else ""
+    prompt = f"prompt {record.prompt} of {record.prompts}" if record.prompts > 1 else ""
+    return headline(table, ", ".join(filter(None, (seed, prompt))))
 
 
 def _notes(table: ScoreTable, measured: Sequence[Measured], failures: Mapping[str, str]) -> Iterator[str]:
     folds = max((row.fit.folds for row in measured if row.fit is not None), default=1)
-    if folds > 1:
-        yield (
-            f"without an estimate set, the unlabeled evaluation rows are cross-fitted in {folds} folds: every document "
-            f"is calibrated by a fit that has not seen it."
-        )
+    yield from folds_in_words(folds)
     yield from fitting.in_words(failures)
     for row in measured:
         yield from (f"{row.name}: {warning}" for warning in _report(row).get("warnings", ()))
@@ -153,7 +159,7 @@ def _notes(table: ScoreTable, measured: Sequence[Measured], failures: Mapping[st
 
 
 def _printed(row: Measured) -> dict[str, str]:
-    numbers = {HEADINGS[name]: _number(measure) for name, measure in row.measures.items()}
+    numbers = {HEADINGS[name]: number(measure) for name, measure in row.measures.items()}
     estimated = _report(row).get("estimated_accuracy")  # what the fit expects, without labels
     return {"calibrator": row.name, **numbers, "estimated accuracy": "" if estimated is None else f"{estimated:.4f}"}
 
@@ -177,12 +183,6 @@ def _label_rows(table: ScoreTable, measured: Sequence[Measured]) -> list[dict[st
         for row in measured
         for k, label in enumerate(table.labels)
     ]
-
-
-def _number(measure: Interval) -> str:
-    if measure.value is None:
-        return ""
-    return f"{measure.value:.4f}" + ("" if measure.low is None else f" [{measure.low:.3f}, {measure.high:.3f}]")
 
 
 def _row(file: str, table: ScoreTable, row: Measured) -> dict[str, Any]:

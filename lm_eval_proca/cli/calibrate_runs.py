@@ -6,33 +6,49 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
 from lm_eval_proca.calibration.base import Calibrator
 from lm_eval_proca.errors import ResultsError
 from lm_eval_proca.runs.finished import CalibratedRun, calibrate_run
-from lm_eval_proca.runs.groups import some_of
-from lm_eval_proca.runs.output_folder import RESULT_FILE, result_files, samples_without_results
+from lm_eval_proca.runs.finished_together import calibrate_together_run, runs_together
+from lm_eval_proca.runs.groups import NAMED, some_of
+from lm_eval_proca.runs.output_folder import RESULT_FILE, record_of, result_files, samples_without_results
 from lm_eval_proca.runs.writing import CannotWrite, check_folder, write_results, write_samples
 
 
 def calibrate_folders(
-    paths: Sequence[str], calibrators: Mapping[str, Calibrator], output: str | None, *, asked: bool = False
+    paths: Sequence[str],
+    calibrators: Mapping[str, Calibrator],
+    output: str | None,
+    *,
+    asked: bool = False,
+    together: bool = False,
 ) -> int:
-    """Print lm-eval's table with calibrated rows for every results file; 1 if something was skipped."""
+    """Print lm-eval's table with calibrated rows for every results file; 1 if something was skipped.
+
+    With `together`, for every set of files that are runs of the same tasks under other prompts.
+    """
     files = result_files(paths)
-    targets = _targets(paths, files, output)
     problems = [
         f"{path} was skipped: there is no results file of the same date beside it."
         for path in samples_without_results(path for path in paths if Path(path).is_dir())
     ]
+    sets, alone = runs_together(files) if together else ([[file] for file in files], [])
+    if not sets:
+        raise ResultsError(f"There is nothing to put together. {' '.join(alone[:NAMED])}")
+    problems += alone
+    calibrated = calibrate_together_run if together else _calibrate_one
+    targets = _targets(paths, [first for first, *_ in sets], output)
     with progress(files) as bar:
-        for file in files:
-            target = targets.get(file)
+        for some in sets:
+            file, target = some[0], targets.get(some[0])
             keep = partial(write_samples, folder=target.parent) if target else lambda task: None
+            options: dict[str, Any] = {"asked": asked, "keep": keep, "done": bar.update}
             try:
-                run = calibrate_run(file, calibrators, asked=asked, keep=keep, done=bar.update)
+                run = calibrated(some, calibrators, **options)
                 _print(run)
                 if target:
                     write_results(run, target)
@@ -47,6 +63,11 @@ def calibrate_folders(
     for problem in problems:
         print(f"lm-eval-proca calibrate: {problem}", file=sys.stderr)
     return 1 if problems else 0
+
+
+def _calibrate_one(files: Sequence[Path], calibrators: Mapping[str, Calibrator], **options: Any) -> CalibratedRun:
+    (file,) = files
+    return calibrate_run(file, calibrators, **options)
 
 
 def progress(files: Iterable[Path]) -> tqdm:
@@ -75,7 +96,8 @@ def _print(run: CalibratedRun) -> None:
     from lm_eval.utils import make_table  # score tables, of the same command, need no lm-eval
 
     document = {"versions": {}, **run.document}
-    lines = [f"{document.get('model_name') or 'unknown model'}, {run.file}", make_table(document)]
+    files = "\n".join(map(str, [run.file, *run.others]))
+    lines = [f"{document.get('model_name') or 'unknown model'}, {files}", make_table(document)]
     lines += [make_table(document, "groups")] if document.get("groups") else []
     lines += [f"note: {note}" for note in _notes(run)]
     tqdm.write("\n".join(lines) + "\n")  # around the bar
@@ -88,12 +110,32 @@ def _notes(run: CalibratedRun) -> Iterator[str]:
             f"document by a fit that has not seen it. recall_sd is the standard deviation of recall over the labels; a "
             f"group's is that of all its documents."
         )
+    if run.others:
+        yield (
+            f"acc is that of the first of {len(run.others) + 1} prompts, acc_prompts their mean with an error over "
+            f"prompts and documents, acc_sd their standard deviation, acc_together all of them as one."
+        )
+        yield from _doubts(run)
     for reason, tasks in run.unchanged.items():
         yield f"{_count(tasks)} unchanged ({some_of(tasks)}): {reason}."
     for reason, names in run.failures.items():
         calibrators = dict.fromkeys(name for of_task in names.values() for name in of_task)
         yield f"no row for {', '.join(calibrators)} of {some_of(list(names))}: {reason}"
     yield from run.notes
+
+
+def _doubts(run: CalibratedRun) -> Iterator[str]:
+    """What prompts say of each other; of many tasks, some of it."""
+    records = {task: record_of(run.document["configs"][task], task) for task in run.calibrated}
+    told = [
+        f"{task}, {name}: {warning}"
+        for task, record in records.items()
+        for name, said in record.together.items()
+        for warning in said["warnings"]
+    ]
+    yield from told[:NAMED]
+    if (more := len(told) - NAMED) > 0:
+        yield f"{more} more such warnings stand under metadata.proca.together of the tasks (--output)."
 
 
 def _count(tasks: Sequence[str]) -> str:

@@ -90,6 +90,10 @@ class Analysis(ABC):
         """What the command prints."""
         return mean_by(self.observed, *PROMPT, *self.printed)
 
+    def further(self) -> list[Observation]:
+        """A second table, which is printed below the first."""
+        return []
+
     def panels(self) -> dict[Any, list[Observation]]:
         """What each panel shows, by what it is about."""
         return grouped(self.observed, lambda one: tuple(one[column] for column in self.panel_by))

@@ -31,7 +31,7 @@ Part = tuple[Observation, "np.ndarray | None"]
 VARIED = frozenset({"demonstration_counts", "order_seed"})
 """Settings in which the runs of one analysis differ on purpose."""
 
-_RUN = ("model", "task", "num_fewshot", "seed", "demonstration_counts", "order_seed")
+_RUN = ("model", "task", "num_fewshot", "seed", "demonstration_counts", "order_seed", "prompt")
 WHICH_RUN = attrgetter(*(f"record.{name}" for name in _RUN))
 WHAT_WAS_SCORED = attrgetter("record.documents_hash", "record.prompt_hash", "record.unlabeled_hash")
 
@@ -80,7 +80,7 @@ def _conditions(record: RunRecord) -> dict[str, Any]:
         "estimate_source": "file" if record.generated else record.estimate_source,
         "version": record.task_version,
         **{key: value for key, value in settings.items() if key not in VARIED},
-        "labels": "/".join(record.labels),
+        "labels": "/".join(record.labels) if record.vary != "templates" else None,  # which may have their own words
         **{**task, **versions, "documents": record.documents_hash},
     }
 

@@ -26,6 +26,7 @@ from lm_eval_proca.runs.sample_logs import Correct, SampleLog, UnclearTarget, re
 from lm_eval_proca.scores.fitting import RAW, Fit, fit_all, predictions, recorded, suited
 from lm_eval_proca.scores.record import RunRecord, documents_hash
 from lm_eval_proca.scores.score_table import NO_GOLD, ScoreTable
+from lm_eval_proca.scores.together import Prompts
 
 CALIBRATED_IN_RUN = "calibrated by the run itself"
 NO_CHOICES = "they do not score choices"
@@ -47,6 +48,7 @@ class Skipped(NamedTuple):
 class CalibratedRun:
     """A results file of lm-eval with calibrated rows in it, and what has none.
 
+    `others`: results files of further prompts, if several are put together.
     `unchanged`: tasks that need no calibration or cannot have it, by reason. `skipped`: tasks whose samples could not
     be used. `failures`: calibrators whose fit failed, by reason and task.
     """
@@ -58,16 +60,21 @@ class CalibratedRun:
     skipped: list[Skipped] = field(default_factory=list)
     failures: dict[str, dict[str, list[str]]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    others: list[Path] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class FittedTask:
-    """One task of a results file: its scores, and what the calibrators make of them."""
+    """One task of a results file: its scores, and what the calibrators make of them.
+
+    With several prompts, this is the first of them; `prompts` has all, by filter.
+    """
 
     name: str
     log: SampleLog
     table: ScoreTable
     fits: Mapping[str, Fit]
+    prompts: Mapping[str, Prompts] = field(default_factory=dict)
 
     @cached_property
     def correct(self) -> Correct:
@@ -109,22 +116,27 @@ def calibrate_run(
             run.unchanged.setdefault(reason, []).append(name)
             continue
         try:
-            log, table = _read(file, run.document, name)
+            log, table = read_task(file, run.document, name)
         except ScoreTableError as error:
-            damaged = not isinstance(error, (UnclearTarget, VaryingChoices))
-            run.skipped.append(Skipped(name, str(error).rstrip("."), damaged))
+            run.skipped.append(skipped(name, error))
         else:
             fits, failures = fit_all(table, calibrators if asked else suited(calibrators, len(table.labels)))
             task = FittedTask(name, log, table, fits)
             records[name] = recorded(table, fits, failures)
-            _add_rows(run, task, records[name])
+            add_rows(run, task, records[name])
             keep(task)
         done()
     run.notes.extend(groups.add_group_rows(run.document, records))
     return run
 
 
-def _read(file: Path, document: Mapping[str, Any], task: str) -> tuple[SampleLog, ScoreTable]:
+def skipped(task: str, error: ScoreTableError) -> Skipped:
+    """A task whose samples cannot be used."""
+    damaged = not isinstance(error, (UnclearTarget, VaryingChoices))
+    return Skipped(task, str(error).rstrip("."), damaged)
+
+
+def read_task(file: Path, document: Mapping[str, Any], task: str) -> tuple[SampleLog, ScoreTable]:
     """The log of a task and its scores, if they belong to the results file."""
     path = samples_file(file, task)
     if not path.is_file():
@@ -148,7 +160,7 @@ def _read(file: Path, document: Mapping[str, Any], task: str) -> tuple[SampleLog
     return log, table
 
 
-def _add_rows(run: CalibratedRun, task: FittedTask, record: RunRecord) -> None:
+def add_rows(run: CalibratedRun, task: FittedTask, record: RunRecord) -> None:
     """Put the numbers of a task into the document."""
     metrics, config = run.document["results"][task.name], run.document["configs"][task.name]
     gold = task.table.gold_of("eval")

@@ -16,6 +16,9 @@ from lm_eval_proca.scores.record import RunRecord
 STDERR, RECALL_SD = f"{ACCURACY}_stderr", "recall_sd"
 """Of lm-eval's metrics, `acc_norm` and the like mean nothing for calibrated scores and stay on the raw row."""
 
+AVERAGED = (ACCURACY, "acc_prompts", "acc_together")
+"""What a group averages; the last two if its tasks have several prompts."""
+
 RAW_ACCURACY = f"{ACCURACY},{RAW}"
 
 SAME = 1e-9
@@ -52,7 +55,12 @@ def add_group_rows(document: dict[str, Any], records: Mapping[str, RunRecord]) -
                 of = f"{len(missing)} of the {len(tasks)} tasks in its raw row"
                 notes.append(f"{group}: no row for {name}, since {of} have none ({some_of(missing)}).")
                 continue
-            row = {} if name == RAW else _average(name, [results[task] for task in tasks], sizes, by_size)
+            of_tasks = [results[task] for task in tasks]
+            averaged = [metric for metric in AVERAGED if all(f"{metric},{name}" in one for one in of_tasks)]
+            row: dict[str, Any] = {}
+            for metric in averaged[1:] if name == RAW else averaged:
+                row |= _average(f"{metric}{{}},{name}", of_tasks, sizes, by_size)
+                document.setdefault("higher_is_better", {}).setdefault(group, {})[metric] = True
             if calibrated == tasks and len({records[task].labels for task in tasks}) == 1:
                 row[f"{RECALL_SD},{name}"] = added(records[task].label_counts[name] for task in tasks).recall_sd
                 lower_is_better(document, group)
@@ -97,13 +105,15 @@ def _weighs_by_size(raw: float, values: Sequence[float], sizes: Sequence[Any]) -
     return by_size
 
 
-def _average(name: str, tasks: Sequence[Mapping[str, Any]], sizes: Sequence[Any], by_size: bool) -> dict[str, Any]:
+def _average(key: str, tasks: Sequence[Mapping[str, Any]], sizes: Sequence[Any], by_size: bool) -> dict[str, Any]:
+    """`key` has a place for what stands between a metric and its filter in a results file."""
     from lm_eval.api.metrics import aggregate_subtask_metrics, pooled_sample_stderr, unweighted_mean_stderr
 
-    average = aggregate_subtask_metrics([task[f"{ACCURACY},{name}"] for task in tasks], sizes, by_size)
-    row: dict[str, Any] = {f"{ACCURACY},{name}": float(average), f"{STDERR},{name}": "N/A"}
-    stderrs = [task[f"{STDERR},{name}"] for task in tasks]
+    value, error = key.format(""), key.format("_stderr")
+    average = aggregate_subtask_metrics([task[value] for task in tasks], sizes, by_size)
+    row: dict[str, Any] = {value: float(average), error: "N/A"}
+    stderrs = [task[error] for task in tasks]
     if "N/A" not in stderrs:
         pooled = pooled_sample_stderr(stderrs, sizes) if by_size else unweighted_mean_stderr(stderrs)
-        row[f"{STDERR},{name}"] = float(pooled)
+        row[error] = float(pooled)
     return row

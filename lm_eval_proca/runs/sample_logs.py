@@ -20,7 +20,7 @@ from lm_eval_proca.errors import ProcaError, ResultsError, ScoreTableError
 from lm_eval_proca.runs.output_folder import ACCURACY, BY_PROMPT, SAMPLES_FILE, TOGETHER, mapping, read_document
 from lm_eval_proca.scores.fitting import RAW
 from lm_eval_proca.scores.gold import NO_GOLD, gold_index
-from lm_eval_proca.scores.record import RunRecord, documents_hash
+from lm_eval_proca.scores.record import RunRecord, documents_hash, fingerprint
 from lm_eval_proca.scores.score_table import ScoreTable
 
 Fields = dict[str, Any]
@@ -51,6 +51,7 @@ class Sample(NamedTuple):
     """The logged accuracy of the unchanged scores."""
     gold: int | None
     """The logged index, which only some metrics have."""
+    prompt_hash: str
 
     def contradicts(self, gold: int) -> bool:
         """Whether the log says that this is not the gold label."""
@@ -72,6 +73,11 @@ class SampleLog:
         """Whether all documents have the same choices, which can be told apart."""
         words = self.samples[0].choices
         return len(set(words)) == len(words) and all(sample.choices == words for sample in self.samples)
+
+    @property
+    def prompt_hash(self) -> str:
+        """Of the first document's prompt, as in the record of a run that calibrates lm-eval's own tasks."""
+        return min(self.samples, key=lambda sample: sample.doc_id).prompt_hash
 
     def gold(self) -> list[int]:
         """The gold label of every document, by the one reading of the targets that the whole log allows."""
@@ -122,11 +128,16 @@ class SampleLog:
 
 def read_samples(path: str | Path) -> ScoreTable:
     """Raw scores and gold labels of a file that `lm_eval --log_samples` wrote."""
+    return find_log(path).table()
+
+
+def find_log(path: str | Path) -> SampleLog:
+    """A log, with what the results file beside it tells."""
     path = Path(path)
     name = SAMPLES_FILE.fullmatch(path.name)
     task = name["task"] if name else path.stem
     results = _results_beside(path, name["date"]) if name else {}
-    return read_log(path, results, task).table()
+    return read_log(path, results, task)
 
 
 def read_log(path: Path, results: Mapping[str, Any], task: str) -> SampleLog:
@@ -206,6 +217,7 @@ def _sample(number: int, fields: Fields, doc_to_target: Any, path: Path) -> Samp
             scores=scores,
             right=float(fields[ACCURACY]) if unchanged and ACCURACY in fields else None,
             gold=next((one for one in logged if isinstance(one, int)), None),
+            prompt_hash=fingerprint([arguments[0]["arg_0"]]),
         )
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise ScoreTableError(

@@ -11,7 +11,8 @@ import numpy as np
 
 from lm_eval_proca.errors import ScoreTableError
 from lm_eval_proca.runs.output_folder import visible_files
-from lm_eval_proca.runs.sample_logs import json_lines, read_samples
+from lm_eval_proca.runs.sample_logs import find_log, json_lines, read_samples
+from lm_eval_proca.scores.prompt_sets import OnePrompt
 from lm_eval_proca.scores.score_table import ScoreTable
 
 
@@ -21,6 +22,8 @@ class NewScores(NamedTuple):
     scores: np.ndarray
     labels: list[str] | None = None
     origin: Mapping[str, Any] = {}
+    documents: str | None = None
+    """A hash of the documents, if it is known."""
     representations: Mapping[str, np.ndarray] = {}
     """By layer, hidden states of shape (documents, width)."""
 
@@ -54,6 +57,15 @@ def read_run(path: str | Path) -> ScoreTable:
     return ScoreTable.load(path) if path.suffix == ".parquet" else read_samples(path)
 
 
+def read_prompt(path: str | Path) -> OnePrompt:
+    """The same as one of several prompts; that of a log is known by its first document."""
+    if Path(path).suffix == ".jsonl":
+        log = find_log(path)
+        return OnePrompt(str(path), log.table(), log.prompt_hash)
+    table = read_run(path)
+    return OnePrompt(str(path), table, table.record.prompt_hash)
+
+
 def read_scores(path: str | Path) -> NewScores:
     """Scores to apply a calibrator to.
 
@@ -71,7 +83,8 @@ def read_scores(path: str | Path) -> NewScores:
         raise ScoreTableError(f"{path} cannot be calibrated. {problem}; score again, e.g. in another dtype.")
     states = table.representations_of("eval")
     by_layer = {} if states is None else dict(zip(table.layers, states, strict=True))
-    return NewScores(table.scores_of("eval"), table.labels, table.record.origin, by_layer)
+    record = table.record
+    return NewScores(table.scores_of("eval"), table.labels, record.origin, record.documents_hash, by_layer)
 
 
 def _read_csv(path: Path) -> tuple[np.ndarray, list[str]]:

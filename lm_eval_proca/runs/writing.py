@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from lm_eval_proca.calibration.registry import CALIBRATORS
 from lm_eval_proca.errors import ResultsError
 from lm_eval_proca.files import replacing
 from lm_eval_proca.runs.finished import CalibratedRun, FittedTask
 from lm_eval_proca.runs.output_folder import ACCURACY, samples_file
-from lm_eval_proca.runs.sample_logs import Fields, first_lines
+from lm_eval_proca.runs.sample_logs import Fields, first_lines, lines
+from lm_eval_proca.scores.fitting import RAW
 from lm_eval_proca.scores.gold import NO_GOLD
 
 
@@ -35,14 +38,22 @@ def write_samples(task: FittedTask, folder: Path) -> None:
     gold = task.table.gold_of("eval")
     rows = {index: row for row, index in enumerate(task.table.index_of("eval").tolist())}
     with _written(folder / task.log.path.name) as unfinished, unfinished.open("wb") as written:
-        with task.log.path.open("rb") as lines:
-            shutil.copyfileobj(lines, written)
+        if task.prompts:
+            for _, fields in lines(task.log.path):
+                name, row = fields.get("filter", RAW), rows[int(fields["doc_id"])]
+                if name not in task.fits:  # else it comes below, where the run has calibrated it too
+                    over = {} if name in CALIBRATORS else _over_prompts(task, RAW, row, gold[row])
+                    written.write(_line({**fields, "metrics": [*fields.get("metrics", ()), *over], **over}))
+        else:
+            with task.log.path.open("rb") as logged:
+                shutil.copyfileobj(logged, written)
         for name, fit in task.fits.items():
             right = np.argmax(fit.log_proba, axis=1) == gold
             for _, fields in first_lines(task.log.path):
                 row = rows[int(fields["doc_id"])]
-                known = bool(right[row]) if gold[row] != NO_GOLD else None
-                written.write(_with_filter(fields, name, fit.log_proba[row], known).encode())
+                metrics = {ACCURACY: float(right[row])} if gold[row] != NO_GOLD else {}
+                metrics |= _over_prompts(task, name, row, gold[row])
+                written.write(_line(_with_filter(fields, name, fit.log_proba[row], metrics)))
 
 
 def write_results(run: CalibratedRun, target: Path) -> None:
@@ -56,15 +67,20 @@ def write_results(run: CalibratedRun, target: Path) -> None:
         unfinished.write_text(json.dumps(run.document, indent=2, ensure_ascii=False), encoding="utf-8")
 
 
-def _with_filter(fields: Fields, name: str, log_proba: np.ndarray, right: bool | None) -> str:
-    """The same document as lm-eval would log it under a calibrator's filter, whose only metric is accuracy.
+def _over_prompts(task: FittedTask, name: str, row: int, gold: int) -> dict[str, Any]:
+    """Right or wrong under every prompt and under all together; nothing for one prompt, or without a gold label."""
+    if not task.prompts or gold == NO_GOLD:
+        return {}
+    found = task.prompts[name]
+    by_prompt = [float(label == gold) for label in found.predicted[:, row]]
+    return {"acc_prompts": by_prompt, "acc_together": float(found.predicted_together[row] == gold)}
 
-    `right` is None for a document without a gold label.
-    """
+
+def _with_filter(fields: Fields, name: str, log_proba: np.ndarray, metrics: Mapping[str, Any]) -> Fields:
+    """The same document as lm-eval would log it under a calibrator's filter, whose metrics are those of accuracy."""
     greedy = [response[0][1] for response in fields["resps"]][: len(log_proba)]
     kept, hashes = ("doc_id", "doc", "target", "arguments", "resps"), ("doc_hash", "prompt_hash", "target_hash")
-    metrics = {} if right is None else {ACCURACY: float(right)}
-    changed: Fields = {
+    return {
         **{key: fields[key] for key in kept if key in fields},
         "filtered_resps": [[str(score), flag] for score, flag in zip(log_proba.tolist(), greedy, strict=True)],
         "filter": name,
@@ -72,7 +88,10 @@ def _with_filter(fields: Fields, name: str, log_proba: np.ndarray, right: bool |
         **{key: fields[key] for key in hashes if key in fields},
         **metrics,
     }
-    return json.dumps(changed, ensure_ascii=False) + "\n"
+
+
+def _line(fields: Fields) -> bytes:
+    return f"{json.dumps(fields, ensure_ascii=False)}\n".encode()
 
 
 @contextmanager

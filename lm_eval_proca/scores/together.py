@@ -1,7 +1,7 @@
 """Several prompts of one task: what each method makes of every prompt and of all of them together.
 
-A score table is one prompt's. Tables of the same documents, by the same model, fitted on the same unlabeled rows, are a
-set; an ensemble is made of such a set. Prompts are judged by each other, without labels.
+A score table is one prompt's; :mod:`lm_eval_proca.scores.prompt_sets` says which of them are a set. Prompts are judged
+by each other, without labels.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from scipy.special import log_softmax
 from sklearn.base import clone
 
 from lm_eval_proca.calibration.ensemble import PromptEnsemble, mean_of_prompts
-from lm_eval_proca.metrics import labeled
+from lm_eval_proca.crossed import CrossedMean, crossed_mean
+from lm_eval_proca.metrics import Interval, labeled, measures
 from lm_eval_proca.scores.fitting import RAW, Fit, fit
 from lm_eval_proca.scores.score_table import ScoreTable
 
@@ -73,6 +74,15 @@ class Prompts:
     def right(self, gold: np.ndarray) -> np.ndarray:
         """Right or wrong, (prompts, documents with a gold label)."""
         return np.stack([np.equal(*labeled(gold, found)) for found in self.predicted])
+
+    def over_prompts(self, gold: np.ndarray) -> CrossedMean | None:
+        """The accuracy over prompts and documents; None where no document has a gold label."""
+        right = self.right(gold)
+        return crossed_mean(right) if right.shape[1] else None
+
+    def measures_together(self, gold: np.ndarray) -> dict[str, Interval]:
+        """How good all prompts together are, with intervals over documents."""
+        return measures(gold, np.exp(self.together), self.predicted_together)
 
     def probability_of(self, predicted: np.ndarray) -> np.ndarray:
         """Labels (prompts, documents) of any method: how probable all prompts together find them, (prompts,).
@@ -131,17 +141,19 @@ def report(methods: Mapping[str, Prompts], gold: np.ndarray) -> dict[str, Any]:
     """By method, ready for JSON: lists over prompts, and sentences about prompts that cannot be trusted.
 
     `accuracy` needs gold labels. Without them: `agreement` with all prompts together, and `estimated_accuracy`, the
-    mean probability that all together give to a prompt's labels. `kappa` says how far all of them agree.
+    mean probability that all together give to a prompt's labels; None if a score is not finite. `kappa` says how far
+    all of them agree.
     """
     return {
         name: {
             "accuracy": right.mean(axis=1).tolist() if (right := prompts.right(gold)).shape[1] else None,
             "agreement": prompts.agreement.tolist(),
-            "estimated_accuracy": prompts.probability_of(prompts.predicted).tolist(),
+            "estimated_accuracy": estimated.tolist() if np.isfinite(estimated).all() else None,
             "kappa": prompts.kappa,
             "warnings": [] if name == RAW else list(_warnings(prompts, methods.get(REFERENCE, prompts))),
         }
         for name, prompts in methods.items()
+        for estimated in [prompts.probability_of(prompts.predicted)]
     }
 
 

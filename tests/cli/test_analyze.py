@@ -12,7 +12,7 @@ import pytest
 from lm_eval_proca.cli import main
 from lm_eval_proca.paper import ANALYSES
 from tests.conftest import ROOT
-from tests.score_tables import made_table
+from tests.score_tables import made_prompts, made_table
 
 Output = pytest.CaptureFixture[str]
 
@@ -27,6 +27,10 @@ def table_files(name: str, folder: Path) -> Path:
         "selection": [{"task": "proca_agnews", "labels": 4}],
         "prototypes": [{"task": "proca_agnews", "labels": 4, "hidden": True, "seed": seed} for seed in (0, 1)],
     }
+    if name == "prompts":
+        for k, table in enumerate(made_prompts(2)):
+            table.save(folder / f"{k}.parquet")
+        return folder
     for k, some in enumerate(options.get(name, [{"seed": 0}, {"seed": 1}])):
         made_table(**{"estimate_rows": 60, "eval_rows": 40, **some}).save(folder / f"{k}.parquet")
     return folder

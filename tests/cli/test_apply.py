@@ -135,7 +135,7 @@ def test_several_files_into_one(saved: Path, tmp_path: Path) -> None:
 def test_another_number_of_labels_is_refused(saved: Path, tmp_path: Path, capsys: Output) -> None:
     (tmp_path / "new.csv").write_text("A,B,C\n-1,-2,-3\n")
     assert main(["apply", str(saved), str(tmp_path / "new.csv")]) == 1
-    assert "has 3 labels, the calibrator in" in capsys.readouterr().err
+    assert "has 3 labels, the calibrator was fitted on 2" in capsys.readouterr().err
 
 
 def test_a_changed_calibrator_is_refused(saved: Path, tmp_path: Path, capsys: Output) -> None:

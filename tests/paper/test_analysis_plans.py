@@ -25,6 +25,7 @@ def test_the_plans_are_as_large_as_in_the_paper(cells: dict[str, list[Cell]]) ->
         "size": 5,
         "formats": 3 * 2 * 5,
         "prototypes": 9 * 2 * 3,
+        "prompts": 9,
     }
 
 

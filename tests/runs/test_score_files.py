@@ -21,11 +21,11 @@ def test_folders_give_their_score_tables_but_not_those_of_unfinished_cells(tmp_p
 
 def test_plain_matrices(tmp_path: Path) -> None:
     (tmp_path / "scores.csv").write_text("Bad,Good\n-1.5,-2\n-3,-0.25\n")
-    scores, words, origin, _ = read_scores(tmp_path / "scores.csv")
+    scores, words, origin, *_ = read_scores(tmp_path / "scores.csv")
     assert (words, origin) == (["Bad", "Good"], {})
     np.testing.assert_array_equal(scores, [[-1.5, -2.0], [-3.0, -0.25]])
     (tmp_path / "scores.jsonl").write_text("[-1.5, -2]\n[-3, -0.25]\n")
-    again, words, origin, _ = read_scores(tmp_path / "scores.jsonl")
+    again, words, origin, *_ = read_scores(tmp_path / "scores.jsonl")
     assert (words, origin) == (None, {})
     np.testing.assert_array_equal(again, scores)
 
@@ -37,7 +37,7 @@ def test_the_mark_that_spreadsheets_write_is_no_part_of_a_label(tmp_path: Path) 
 
 def test_evaluation_rows_of_a_score_table(tmp_path: Path) -> None:
     table = made_table(prompt_hash="abc")
-    scores, words, origin, _ = read_scores(table.save(tmp_path / "t.parquet"))
+    scores, words, origin, *_ = read_scores(table.save(tmp_path / "t.parquet"))
     np.testing.assert_array_equal(scores, table.scores_of("eval"))
     assert words == ["Negative", "Positive"]
     assert origin == {
