@@ -56,8 +56,9 @@ def alone(lm_eval_cli, folders) -> Written:
 
 
 def accuracies(results: dict) -> dict[str, float]:
-    """Of prompt 0, over both prompts, and of both together, with their errors."""
-    found = {key: value for key, value in results["results"]["proca_sst2"].items() if key.startswith("acc")}
+    """Of prompt 0, over both prompts, and of both together. Errors are sums in the order of the processes."""
+    values = results["results"]["proca_sst2"].items()
+    found = {key: value for key, value in values if key.startswith("acc") and "_stderr" not in key}
     assert {"acc,proca_h", "acc_prompts,proca_h", "acc_together,proca_h"} <= set(found) or "acc,proca_h" not in found
     return found
 
