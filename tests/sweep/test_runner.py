@@ -175,7 +175,8 @@ def test_ordinary_cell_is_what_lm_eval_writes(
     assert outcome.accuracy["proca"] == plain["results"]["proca_sst2"]["acc,proca"]
     logged = [next(place.rglob("samples_*.jsonl")).read_text() for place in (tmp_path / "plain", folder)]
     assert logged[0] == logged[1]
-    assert len(cell_scores(tmp_path / "cells", model, cell).scores) == 30 + 40 + 3
+    (table,) = cell_scores(tmp_path / "cells", model, cell)
+    assert len(table.scores) == 30 + 40 + 3
 
 
 TWO_PROCESSES = """
@@ -234,6 +235,6 @@ def test_two_processes_agree_and_none_waits_for_ever(tiny_gpt2: Path, two_datase
     assert finished == [True, False, False, False]
 
     run_cells(cells[:1], model, tmp_path / "one", evaluate=evaluate_cell)
-    one, two = (cell_scores(tmp_path / name, model, cells[0]) for name in ("one", "two"))
+    (one,), (two,) = (cell_scores(tmp_path / name, model, cells[0]) for name in ("one", "two"))
     np.testing.assert_array_equal(one.index, two.index)
     np.testing.assert_allclose(one.scores, two.scores, atol=1e-4)
