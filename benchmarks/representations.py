@@ -21,13 +21,14 @@ from benchmarks.ratios import Ratio, alternate, median_ratio, save, show
 from benchmarks.scoring import FEW_SHOTS, Pair, Scenario, add_options, load, peak_memory, rows_folder
 from lm_eval_proca import RepresentationCalibrator
 from lm_eval_proca.harness.settings import Settings
+from lm_eval_proca.representations import Asked, Wanted
 
 
 def keeping(requests: list[Instance], labels: int) -> list[Instance]:
     """The same requests, asking for the default layers at the first label of each document, as a task does."""
     asking = [copy(request) for request in requests]
     for request in asking[::labels]:
-        request.layers = Settings.layers
+        request.arguments = Asked.of(request.args, Wanted(Settings.layers))
     return asking
 
 

@@ -46,10 +46,11 @@ def made_table(
         gold=np.concatenate([eval_gold, np.full(estimate_rows + 3, NO_GOLD)]),
         estimate_gold=np.concatenate([np.full(eval_rows, NO_GOLD), estimate_gold, np.full(3, NO_GOLD)]),
         scores=np.vstack([eval_scores, estimate_scores, content_free]),
-        representations=dict(zip(("0.667", "-1"), states.astype(np.float16), strict=True)) if hidden else {},
+        representations=states.astype(np.float16).swapaxes(0, 1) if hidden else None,
         record=RunRecord(
             **{
                 "task": task,
+                "representation": {"layers": ["0.667", "-1"]} if hidden else {},
                 "model": "somewhere/made-model",
                 "num_fewshot": shots,
                 "seed": seed,

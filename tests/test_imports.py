@@ -24,7 +24,7 @@ LAYERS = (
     ("scores",),
     ("calibration", "crossed"),
     ("metrics", "distributed"),
-    ("files",),
+    ("files", "representations"),
     ("errors",),
 )
 """A folder or module may import what stands below it. A new one gets its place here."""

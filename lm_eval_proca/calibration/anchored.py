@@ -41,8 +41,9 @@ from scipy.optimize import brentq
 from scipy.special import log_softmax, softmax
 
 from lm_eval_proca.calibration.base import Allowed, Array, Calibrator, number, whole_number
-from lm_eval_proca.calibration.representation import principal_components, unit_scale
+from lm_eval_proca.calibration.representation import principal_components
 from lm_eval_proca.errors import CalibrationError
+from lm_eval_proca.representations import unit_scale
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -78,7 +78,7 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):
     """Which documents of a run :meth:`fit` wants: "estimate" or "content_free"."""
 
     uses_representations: ClassVar[bool] = False
-    """Whether the calibrator is also given hidden states; `_fit` and `_calibrate` then have them as second argument."""
+    """Whether the calibrator is also given representations, which `_fit` and `_calibrate` then take second."""
 
     fits_prompts_together: ClassVar[bool] = False
     """Whether the fit of a prompt is another one beside those of further prompts; see :meth:`fit_prompts`."""
@@ -106,8 +106,9 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):
             Log-likelihoods of the labels.
         y : ignored
             Here because scikit-learn passes it on.
-        representations : array-like of shape (n_layers, n_documents, width), optional
-            Hidden states of the same documents, for calibrators that use them.
+        representations : array-like of shape (n_views, n_documents, width), optional
+            Hidden states of layers, or centred log-probabilities of probe tokens, of the same documents, for
+            calibrators that use them.
         labels : sequence of str, optional
             The label words, one per column; a saved calibrator can then be applied to columns by their names.
         origin : mapping, optional
@@ -233,13 +234,13 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):
             return ()
         if given is None:
             raise CalibrationError(
-                f"{type(self).__name__} needs hidden states beside the scores; --model hf-shared-prefix gives them, "
-                f"and the score table of such a run (proca.scores_dir) keeps them."
+                f"{type(self).__name__} needs representations beside the scores; the shared-prefix models of "
+                f"lm-eval-proca give them, and the score table of such a run (proca.scores_dir) keeps them."
             )
         layers = np.asarray(given)
         if layers.ndim != 3 or layers.shape[1] != n_rows:
             raise CalibrationError(
-                f"The representations have the shape {layers.shape}; give an array (layers, {n_rows} documents, width)."
+                f"The representations have the shape {layers.shape}; give an array (views, {n_rows} documents, width)."
             )
         if not np.isfinite(layers).all():
             raise CalibrationError("The representations hold numbers that are not finite; try another dtype.")

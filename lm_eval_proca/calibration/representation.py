@@ -1,16 +1,10 @@
-"""Hidden states as features: one scale for every document, a few dimensions for every layer."""
+"""Representations as features: a few dimensions for every view."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from lm_eval_proca.calibration.base import Array
-
-
-def unit_scale(layer: Array) -> Array:
-    """Hidden states with a root mean square of one each, as a norm before the next layer would scale them."""
-    x = np.asarray(layer, dtype=np.float32)
-    return x / np.maximum(np.sqrt(np.square(x).mean(axis=1, keepdims=True)), np.finfo(np.float32).tiny)
 
 
 def principal_components(x: Array, size: int) -> tuple[Array, Array, Array]:

@@ -14,6 +14,7 @@ from lm_eval_proca.calibration.ensemble import PromptEnsemble
 from lm_eval_proca.calibration.storage import load_calibrator
 from lm_eval_proca.compare.formats.tabular import check_rows_file, csv_text, write_rows
 from lm_eval_proca.errors import CalibrationError
+from lm_eval_proca.representations import Representation
 from lm_eval_proca.runs.score_files import NewScores, read_scores
 
 
@@ -70,7 +71,7 @@ def _input_of(path: str, new: NewScores, calibrator: Calibrator) -> Input:
         raise CalibrationError(f"{path} has {found} labels, the calibrator was fitted on {calibrator.n_labels_}.")
     scores, words = _in_order_of_fit(path, new, calibrator)
     _note_other_origin(path, new.origin, calibrator.origin_)
-    states = _layers_of_fit(path, new, calibrator) if calibrator.uses_representations else None
+    states = _views_of_fit(path, new, calibrator) if calibrator.uses_representations else None
     return Input(path, scores, words, states)
 
 
@@ -116,18 +117,19 @@ def _in_order_of_fit(path: str, new: NewScores, calibrator: Calibrator) -> tuple
     return new.scores[:, [words.index(word) for word in fitted]], fitted
 
 
-def _layers_of_fit(path: str, new: NewScores, calibrator: Calibrator) -> np.ndarray | None:
-    """The hidden states of the layers of the fit, in its order; None where there are none at all."""
-    layers = calibrator.origin_.get("layers") or list(new.representations)
-    if not new.representations:
+def _views_of_fit(path: str, new: NewScores, calibrator: Calibrator) -> np.ndarray | None:
+    """The representations of the fit; layers in its order. None where the file has none at all."""
+    if new.representations is None:
         return None
-    if missing := [layer for layer in layers if layer not in new.representations]:
+    fitted = Representation.of_json(calibrator.origin_.get("representation") or new.representation.as_json())
+    found = new.representation
+    if fitted.probes != found.probes or not set(fitted.layers) <= set(found.layers):
+        asked = f"proca.layers={'/'.join(fitted.layers)}" if fitted.layers else "proca.representation=probes"
         raise CalibrationError(
-            f"{path} has hidden states of the layers {', '.join(new.representations)}, but not of "
-            f"{', '.join(missing)}, which the calibrator was fitted on; score again with "
-            f"proca.layers={'/'.join(layers)}."
+            f"{path} has {found}, but the calibrator was fitted on {fitted}; score again with the same model and "
+            f"{asked}."
         )
-    return np.stack([new.representations[layer] for layer in layers])
+    return new.representations[[found.views.index(view) for view in fitted.views]]
 
 
 def _note_other_origin(path: str, ours: Mapping[str, Any], fitted: Mapping[str, Any]) -> None:

@@ -120,7 +120,7 @@ def _calibrate_folders(args: argparse.Namespace, params: fitting.Params, named: 
         raise ResultsError("--save and --bias are for single files; name a samples_*.jsonl or a score table.")
     if args.output is not None and Path(args.output).suffix in (".json", ".csv"):
         raise ResultsError(f"--output {args.output}: name a folder for results and samples as lm-eval has them.")
-    calibrators = fitting.calibrators_of_documents(params, hidden_states=False) if named is None else named
+    calibrators = fitting.calibrators_of_documents(params, representations=False) if named is None else named
     asked = bool(args.calibrators)
     return calibrate_folders(args.files, calibrators, args.output, asked=asked, together=args.together)
 

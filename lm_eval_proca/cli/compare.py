@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
 def _calibrated(files: Sequence[Path], patterns: Sequence[str]) -> CalibratedResults:
     """Calibrate results files that have sample logs and no calibrated rows, without writing them."""
     found = CalibratedResults()
-    calibrators = calibrators_of_documents(hidden_states=False)
+    calibrators = calibrators_of_documents(representations=False)
     count = 0
 
     def keep(task: FittedTask) -> None:

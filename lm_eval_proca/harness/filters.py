@@ -25,11 +25,11 @@ from lm_eval.api.task import ConfigurableTask
 import lm_eval_proca
 from lm_eval_proca.calibration.base import Calibrator
 from lm_eval_proca.calibration.registry import CALIBRATORS
-from lm_eval_proca.calibration.representation import unit_scale
 from lm_eval_proca.distributed import compute_once, gather, is_first_process
 from lm_eval_proca.errors import DistributedError, ProcaError, TaskError
 from lm_eval_proca.harness.documents import Doc, Document
 from lm_eval_proca.harness.settings import MEANINGLESS_METRICS
+from lm_eval_proca.representations import Answered, Asked, Layer, Representation, Wanted
 from lm_eval_proca.scores.fitting import RAW, Fit, fit_all, in_words, recorded
 from lm_eval_proca.scores.identity import score_table_name
 from lm_eval_proca.scores.record import RunRecord
@@ -41,6 +41,7 @@ logger = logging.getLogger("lm_eval.proca")  # below lm-eval's own logger, the o
 PACKAGES = ("lm-eval", "transformers", "torch", "scikit-learn")
 AVERAGED_OVER_PROMPTS = ("acc_prompts", "acc_together")
 """What a group averages beside the accuracy of one prompt."""
+GIVE_REPRESENTATIONS = ("hf-shared-prefix", "vllm-shared-prefix", "local-completions-shared-prefix")
 SAME_SCORES = 0.01
 """Scores of the same model on two batch sizes lie closer; those of two models do not."""
 
@@ -78,26 +79,32 @@ class ScoringPlan:
 # ------------------------------------------------------------------ before and after the model
 
 
-def ask_for_hidden_states(
-    requests: Iterable[Instance], calibrators: Iterable[Calibrator], layers: Sequence[int | float]
+def ask_for_representations(
+    requests: Iterable[Instance], calibrators: Iterable[Calibrator], representation: str, layers: Sequence[Layer]
 ) -> None:
-    """Ask the model to keep hidden states of these layers, if a calibrator uses them."""
-    if layers and any(calibrator.uses_representations for calibrator in calibrators):
-        for request in requests:
-            if request.idx == 0:  # all labels of a document stand behind the same prompt
-                request.layers = tuple(layers)
+    """Ask the model for what `proca.representation` names, if a calibrator uses it."""
+    if representation == "none" or not any(calibrator.uses_representations for calibrator in calibrators):
+        return
+    wanted = Wanted(() if representation == "probes" else tuple(layers), representation != "layers")
+    for of_document in by_document(requests).values():
+        labels = tuple(dict.fromkeys(request.args[1] for request in of_document))
+        first = of_document[0]  # all labels of a document stand behind the same prompt
+        first.arguments = Asked.of(first.args, replace(wanted, labels=labels))
 
 
 @dataclass(frozen=True)
 class ScoredDocument:
-    """A document and its label scores; `truncated` is None where the model does not tell."""
+    """A document, its label scores, and what else the model said of its first label."""
 
     document: Document
     scores: list[float]
-    truncated: bool | None = None
-    hidden_states: Mapping[str, np.ndarray] | None = None
-    """By layer; None where there are none."""
-    why_no_states: str = ""
+    truncated: bool | None
+    """None where the model does not tell."""
+    representation: Representation
+    values: np.ndarray | None
+    """Of shape (views, width)."""
+    missing: str
+    """Why there is no representation."""
 
 
 def by_document(instances: Iterable[Instance]) -> dict[int, list[Instance]]:
@@ -114,27 +121,33 @@ def scored_documents(instances: Iterable[Instance], plan: ScoringPlan, prompt: i
     scored = []
     for doc_id, requests in by_document(wanted).items():
         # The evaluator pads ranks with copies of requests, so an instance may hold its response twice.
-        scores = [float(request.resps[0][0]) for request in requests]
-        cut = [request.truncated for request in requests if hasattr(request, "truncated")]
-        states, why = _hidden_states(requests[0])
-        document = plan.documents[doc_id % plan.stride]
-        scored.append(ScoredDocument(document, scores, any(cut) if cut else None, states, why))
+        answers = [_answered(request.resps[0]) for request in requests]
+        cut = [answer.truncated for answer in answers if answer.truncated is not None]
+        first, asked = answers[0], isinstance(requests[0].args, Asked)
+        scored.append(
+            ScoredDocument(
+                document=plan.documents[doc_id % plan.stride],
+                scores=[float(score) for score, _ in answers],
+                truncated=any(cut) if cut else None,
+                representation=first.representation,
+                values=first.values,
+                missing=first.missing or ("the file of --use_cache has none" if asked else "none was asked for"),
+            )
+        )
     return scored
 
 
-def _hidden_states(request: Instance) -> tuple[dict[str, np.ndarray] | None, str]:
-    """Scaled to unit root mean square, which half precision can hold whatever the model; or why there are none."""
-    if not hasattr(request, "layers"):
-        return None, "proca.layers=none keeps none"
-    if not hasattr(request, "hidden_states"):
-        return None, (
-            "only --model hf-shared-prefix gives them, and not for requests that --use_cache answers "
-            "from its file (run without --use_cache, or delete the file)"
-        )
-    if request.hidden_states is None:
-        return None, "hf-shared-prefix scored them like hf, which gives no hidden states (its log line says why)"
-    scaled = unit_scale(request.hidden_states).astype(np.float16)
-    return {str(layer): state for layer, state in zip(request.layers, scaled, strict=True)}, ""
+def _answered(response: tuple[float, bool]) -> Answered:
+    """What stock models give, and what files of `--use_cache` hold of them, has no representation."""
+    if isinstance(response, Answered):
+        return response
+    return Answered.of(response, missing=f"of lm-eval's models only {', '.join(GIVE_REPRESENTATIONS)} give one")
+
+
+def let_go(instances: Iterable[Instance]) -> None:
+    """Leave lm-eval the plain pairs that it knows: representations are in the tables, and take room."""
+    for instance in instances:
+        instance.resps = [tuple(response) for response in instance.resps]
 
 
 def merge(
@@ -159,8 +172,7 @@ def score_table(scored: Sequence[ScoredDocument], record: RunRecord) -> ScoreTab
     """The documents as a table; the gold labels of estimate rows go into a column of their own."""
     roles = np.array([one.document.role for one in scored])
     gold = np.array([one.document.gold for one in scored], dtype=np.int64)
-    states = [one.hidden_states for one in scored if one.hidden_states is not None]
-    complete = states if len(states) == len(scored) else []
+    values = [one.values for one in scored if one.values is not None] if not missing_representations(scored) else []
     cut = [one.truncated for one in scored if one.truncated is not None]
     others = {name: importlib.metadata.version(name) for name in PACKAGES}
     return ScoreTable(
@@ -172,9 +184,10 @@ def score_table(scored: Sequence[ScoredDocument], record: RunRecord) -> ScoreTab
         record=replace(
             record,
             truncated_prompts=sum(cut) if cut else None,
+            representation=scored[0].representation.as_json() if values else {},
             versions={"lm-eval-proca": lm_eval_proca.__version__, **others},
         ),
-        representations={layer: np.stack([one[layer] for one in complete]) for layer in (complete or [{}])[0]},
+        representations=np.stack(values) if values else None,
     )
 
 
@@ -227,7 +240,7 @@ def calibrate(
         if scores_dir is not None:
             _keep(table, Path(scores_dir).expanduser())
         # Made once and handed to all processes: a tie within rounding is decided the same way everywhere.
-        fits, failed = compute_once(partial(fit_all, table, calibrators, no_states=_missing_states(found)))
+        fits, failed = compute_once(partial(fit_all, table, calibrators, no_states=missing_representations(found)))
         failures |= {name: f"prompt {k}: {why}" if k else why for name, why in failed.items() if name not in failures}
         tables.append(table)
         fitted.append(fits)
@@ -240,10 +253,18 @@ def calibrate(
     return Calibration(fits, record, prompts)
 
 
-def _missing_states(scored: Sequence[ScoredDocument]) -> str:
-    """Why hidden states cannot be used, in words; empty if every document has them."""
-    reasons = [one.why_no_states for one in scored if one.hidden_states is None]
-    return f"{len(reasons)} of {len(scored)} documents have no hidden states: {reasons[0]}." if reasons else ""
+def missing_representations(scored: Sequence[ScoredDocument]) -> str:
+    """Why representations cannot be used, in words; empty if every document has the same."""
+    reasons = [one.missing for one in scored if one.values is None]
+    if reasons:
+        return f"{len(reasons)} of {len(scored)} documents have no representation: {reasons[0]}."
+    kinds = list(dict.fromkeys(one.representation for one in scored))
+    if len(kinds) > 1:
+        return (
+            f"Some documents have {kinds[0]}, others {kinds[1]}: the file of --use_cache is of another run; delete "
+            f"it, or run without."
+        )
+    return ""
 
 
 def _warn(record: RunRecord, table: ScoreTable) -> None:

@@ -16,12 +16,14 @@ from lm_eval_proca.calibration.base import Calibrator
 from lm_eval_proca.calibration.registry import CALIBRATORS
 from lm_eval_proca.errors import CalibrationError, TaskError
 from lm_eval_proca.harness.prompts import KINDS, read_templates
+from lm_eval_proca.representations import Layer
 from lm_eval_proca.scores.fitting import RAW, calibrator_of_step
 
 logger = logging.getLogger("lm_eval.proca")
 
 DATA_DIR_VARIABLE = "PROCA_DATA_DIR"
 PREFIX = "proca"
+REPRESENTATIONS = ("auto", "layers", "probes", "none")
 
 
 @dataclass(frozen=True)
@@ -56,9 +58,12 @@ class Settings:
     """Further templates of the task: each a `doc_to_text`, a `doc_to_choice`, or both."""
     template: int | None = None
     """Which template a run with one prompt uses, counted from 1, the task's own."""
-    layers: tuple[int | float, ...] = (0.5, 0.75, -1)
-    """Layers whose hidden states are kept beside the scores: whole numbers count layers, -1 is the last; numbers
-    between 0 and 1 are fractions of the depth; () keeps none."""
+    representation: str = "auto"
+    """What a model hands over beside the scores: hidden states (layers), log-probabilities of probe tokens (probes),
+    nothing (none), or the first of these that it can give (auto)."""
+    layers: tuple[Layer, ...] = (0.5, 0.75, -1)
+    """Layers whose hidden states are kept: whole numbers count layers, -1 is the last; numbers between 0 and 1 are
+    fractions of the depth."""
     scores_dir: str | None = None
     """Folder that gets the score table of the run."""
 
@@ -110,7 +115,7 @@ def without_settings(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _typed(source: str, key: str, value: Any) -> Any:
-    if value is None and key != CALIBRATE:
+    if value is None and key not in (CALIBRATE, "representation"):
         if getattr(Settings, key) is not None:
             raise TaskError(f"{source}: {key} must have a value, got null; leave it out for its default.")
         return None
@@ -142,10 +147,8 @@ def _counts(source: str, key: str, value: Any) -> tuple[int, ...]:
     return tuple(_whole_number(source, key, part) for part in parts)
 
 
-def _layers(source: str, key: str, value: Any) -> tuple[int | float, ...]:
-    """`0.5/-1` or `20/30`; `none` keeps no hidden states."""
-    if value == "none" or value == []:
-        return ()
+def _layers(source: str, key: str, value: Any) -> tuple[Layer, ...]:
+    """`0.5/-1` or `20/30`."""
     parts = value.split("/") if isinstance(value, str) else value if isinstance(value, (list, tuple)) else [value]
     try:
         layers = tuple(float(part) if "." in str(part) else int(part) for part in parts)
@@ -155,7 +158,7 @@ def _layers(source: str, key: str, value: Any) -> tuple[int | float, ...]:
     if not layers or ends or len(set(layers)) < len(layers):
         raise TaskError(
             f"{source}: {key} must be different whole numbers (-1 is the last layer) or fractions of the depth "
-            f"between 0 and 1, such as 20/-1 or 0.5/0.75, or none, got {value!r}."
+            f"between 0 and 1, such as 20/-1 or 0.5/0.75, got {value!r}; to keep none, set proca.representation=none."
         )
     return layers
 
@@ -173,9 +176,10 @@ def _whole_number(source: str, key: str, value: Any, *, least: int = 0) -> int:
 _size = partial(_whole_number, least=1)
 
 
-def _kind(source: str, key: str, value: Any) -> str:
-    if value not in KINDS:
-        raise TaskError(f"{source}: {key} must be one of {', '.join(KINDS)}, got {value!r}.")
+def _one_of(words: Sequence[str], source: str, key: str, value: Any) -> str:
+    value = "none" if value is None else value  # as lm-eval's command line reads the word
+    if value not in words:
+        raise TaskError(f"{source}: {key} must be one of {', '.join(words)}, got {value!r}.")
     return str(value)
 
 
@@ -198,9 +202,10 @@ READERS: dict[str, Callable[[str, str, Any], Any]] = {
     "demonstration_counts": _counts,
     "order_seed": _whole_number,
     "prompts": _size,
-    "vary": _kind,
+    "vary": partial(_one_of, KINDS),
     "templates": _templates,
     "template": _size,
+    "representation": partial(_one_of, REPRESENTATIONS),
     "layers": _layers,
     "scores_dir": _text,
 }

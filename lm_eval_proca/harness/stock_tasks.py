@@ -28,7 +28,6 @@ from lm_eval_proca.harness.documents import Doc, Document, UnlabeledRows, draw_r
 from lm_eval_proca.harness.filters import (
     GroupRows,
     ScoringPlan,
-    ask_for_hidden_states,
     by_document,
     check_scores_dir,
 )
@@ -41,7 +40,7 @@ from lm_eval_proca.scores.record import documents_hash, fingerprint
 
 logger = logging.getLogger("lm_eval.proca")
 
-READ = {CALIBRATE, "scores_dir", "estimate_split", "layers", "prompts", "vary"}
+READ = {CALIBRATE, "scores_dir", "estimate_split", "representation", "layers", "prompts", "vary"}
 """The settings that lm-eval's own tasks read; most others are about prompts and rows, which stay lm-eval's."""
 READ_WITH_SPLIT = {"estimate_size", "estimate_seed"}
 
@@ -172,7 +171,9 @@ class StockTask(Calibrated):
     def begin(self, given: Mapping[str, Any], announcement: Announcement) -> None:
         """`given` are the `proca.*` settings of the run."""
         self.given, self.announcement = given, announcement
-        self.scores_dir, self.layers = given.get("scores_dir"), given.get("layers", Settings.layers)
+        self.scores_dir = given.get("scores_dir")
+        self.representation = given.get("representation", Settings.representation)
+        self.layers = given.get("layers", Settings.layers)
 
     def set_fewshot_seed(self, seed: int | None = None) -> None:
         super().set_fewshot_seed(seed)
@@ -220,7 +221,7 @@ class StockTask(Calibrated):
         self._instances += self.requests_under(self.prompts[0], plan, of_rows, options)
         for prompt in self.prompts[1:]:
             self._instances += self.requests_under(prompt, plan, own, options)
-        ask_for_hidden_states(self._instances, self.calibrators.values(), self.layers)
+        self.ask_for_representations()
         drawn = bool(self.config.num_fewshot) and not self._has_fixed_demonstrations
         requests = len(further) * len(found.choices)
         self.announcement.calibrates(self.config.task, how, further_requests=requests, many_prompts=drawn)

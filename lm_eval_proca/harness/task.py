@@ -39,14 +39,16 @@ from lm_eval_proca.harness.documents import (
 from lm_eval_proca.harness.filters import (
     GroupRows,
     ScoringPlan,
-    ask_for_hidden_states,
+    ask_for_representations,
     calibrate,
     check_scores_dir,
     give_out,
+    let_go,
 )
 from lm_eval_proca.harness.prompts import Prompt, kind_of_prompts, make_prompts, template_of
 from lm_eval_proca.harness.settings import (
     MEANINGLESS_METRICS,
+    Settings,
     calibrators_of,
     check_config,
     check_labels,
@@ -54,6 +56,7 @@ from lm_eval_proca.harness.settings import (
     read_settings,
     without_settings,
 )
+from lm_eval_proca.representations import Layer
 from lm_eval_proca.scores.fitting import suited
 from lm_eval_proca.scores.gold import NO_GOLD, gold_index
 from lm_eval_proca.scores.identity import identity_of_task
@@ -103,7 +106,8 @@ class Calibrated(ConfigurableTask):
     calibrators: Mapping[str, Calibrator] = MappingProxyType({})
     """By the names of their filters."""
     scores_dir: str | None = None
-    layers: Sequence[int | float] = ()
+    representation: str = Settings.representation
+    layers: Sequence[Layer] = Settings.layers
     group_rows: GroupRows | None = None
     prompts: Sequence[Prompt] = (Prompt(),)
     """The prompts of the run; the first is lm-eval's own."""
@@ -184,6 +188,9 @@ class Calibrated(ConfigurableTask):
                 made += self.requests_of(shift + doc_id, doc, options, str(plan.documents[doc_id]))
         return made
 
+    def ask_for_representations(self) -> None:
+        ask_for_representations(self._instances, self.calibrators.values(), self.representation, self.layers)
+
     def share_of_further(self, plan: ScoringPlan, options: Mapping[str, Any]) -> list[tuple[int, Doc]]:
         """The further documents that this process scores."""
         return list(plan.further.items())[options.get("rank", 0) :: options.get("world_size", 1)]
@@ -195,6 +202,7 @@ class Calibrated(ConfigurableTask):
             self._tell_groups(())
             return
         calibration = calibrate(self.plan, self.instances, self.calibrators, scores_dir=self.scores_dir)
+        let_go(self.instances)
         # lm-eval writes the metadata into its results file.
         self.config.metadata["proca"] = calibration.record.as_json()
         self._instances = list(filter(self.plan.is_lm_evals, self.instances))
@@ -274,7 +282,8 @@ class CalibratedTask(Calibrated):
         name = str(config.get("task"))
         metadata = config.get("metadata") or {}
         self.settings = read_settings(name, config.pop("calibration", {}), metadata)
-        self.scores_dir, self.layers = self.settings.scores_dir, self.settings.layers
+        self.scores_dir = self.settings.scores_dir
+        self.representation, self.layers = self.settings.representation, self.settings.layers
         config |= template_of(name, self.settings.templates, self.settings.template)
         config["metadata"] = without_settings(metadata)
         config.setdefault("metric_list", [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}])
@@ -435,7 +444,7 @@ class CalibratedTask(Calibrated):
         own = [*self.doc_iterator(limit=limit, samples=samples, **share), *further]
         for prompt in self.prompts[1:]:
             self._instances += self.requests_under(prompt, plan, own, options)
-        ask_for_hidden_states(self._instances, self.calibrators.values(), self.layers)
+        self.ask_for_representations()
 
     def _make_prompts(self) -> list[Prompt]:
         settings, shots, name = self.settings, self.config.num_fewshot or 0, self.task_name

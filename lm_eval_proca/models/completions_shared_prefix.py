@@ -12,10 +12,13 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
-from typing import Any
+from functools import cached_property
+from itertools import islice
+from typing import Any, NamedTuple
 
+import numpy as np
 import requests
 from aiohttp import ClientError, ContentTypeError
 from lm_eval.api.instance import Instance
@@ -25,9 +28,18 @@ from requests.adapters import HTTPAdapter
 
 from lm_eval_proca.errors import ModelError
 from lm_eval_proca.models.engine import EngineLM, Prediction, Question
+from lm_eval_proca.models.probes import MAX_TOKENS
 from lm_eval_proca.models.sharing import CannotShare, LogLikelihood, TokenizedRequest, logger
 
 NOT_JSON = (json.JSONDecodeError, requests.exceptions.JSONDecodeError, UnicodeDecodeError, ContentTypeError)
+
+
+class Exchange(NamedTuple):
+    """What a request was answered with, and the bytes that went over the wire."""
+
+    predictions: Sequence[Prediction]
+    sent: int
+    received: int
 
 
 @register_model("local-completions-shared-prefix")
@@ -117,21 +129,43 @@ class CompletionsSharedPrefixLM(EngineLM, LocalCompletionsAPI):
         if not self.tokenized_requests:
             raise CannotShare("tokenized_requests=False asks to send text, and text cannot be continued by tokens")
         batches = _batches(asked, max(1, self._batch_size))
-        sent = 0
-        with ThreadPoolExecutor(max(1, self._concurrent)) as pool:
-            answers = {pool.submit(self._ask, [asked[place] for place in places]): places for places in batches}
+        concurrent = max(1, self._concurrent)
+        waiting = iter(batches)
+        under_way: dict[Future[Exchange], list[int]] = {}
+        sent = received = 0
+        with ThreadPoolExecutor(concurrent) as pool:
             try:
-                for answer in as_completed(answers):
-                    predictions, size = answer.result()
-                    self._requests_answered += 1
-                    sent += size
-                    yield from zip(answers[answer], predictions, strict=True)
+                while True:
+                    # Few ahead of those under way: an answer that nobody has read yet takes room.
+                    for places in islice(waiting, 2 * concurrent - len(under_way)):
+                        under_way[pool.submit(self._ask, [asked[place] for place in places])] = places
+                    if not under_way:
+                        break
+                    for answer in wait(under_way, return_when=FIRST_COMPLETED).done:
+                        places, found = under_way.pop(answer), answer.result()
+                        self._requests_answered += 1
+                        sent, received = sent + found.sent, received + found.received
+                        yield from zip(places, found.predictions, strict=True)
             finally:
                 pool.shutdown(cancel_futures=True)
-        logger.info(f"{self.NAME}: {len(batches)} HTTP requests with {len(asked)} prompts, {sent} bytes sent.")
+        logger.info(
+            f"{self.NAME}: {len(batches)} HTTP requests with {len(asked)} prompts, {sent} bytes sent, {received} "
+            "received."
+        )
 
-    def _ask(self, batch: Sequence[Question]) -> tuple[Sequence[Prediction], int]:
-        """The answer to one request, for prompts that want the same tokens, and the bytes of the request."""
+    @cached_property
+    def _most_tokens(self) -> int:
+        """The server is asked: one that is named too many tokens refuses, or leaves some out."""
+        for size in (MAX_TOKENS, MAX_TOKENS // 2, MAX_TOKENS // 4):
+            trial = Question(np.zeros(1, np.int64), list(range(min(size, self.tokenizer.vocab_size))))
+            with suppress(CannotShare):
+                [prediction] = self._ask([trial]).predictions
+                if prediction.keys() >= set(trial.tokens):
+                    return size
+        return 0
+
+    def _ask(self, batch: Sequence[Question]) -> Exchange:
+        """The answer to one request, for prompts that want the same tokens."""
         body = json.dumps(
             {
                 "model": self.model,
@@ -145,7 +179,8 @@ class CompletionsSharedPrefixLM(EngineLM, LocalCompletionsAPI):
                 "return_tokens_as_token_ids": True,
             }
         ).encode()
-        choices = self._choices(self._post(body), len(batch))
+        answer, received = self._post(body)
+        choices = self._choices(answer, len(batch))
         try:
             tops = [choice["logprobs"]["top_logprobs"][0].items() for choice in choices]
             predictions = [{int(name.removeprefix("token_id:")): float(value) for name, value in top} for top in tops]
@@ -153,10 +188,10 @@ class CompletionsSharedPrefixLM(EngineLM, LocalCompletionsAPI):
             raise CannotShare(
                 "the server does not return the log-probabilities of chosen tokens, as vLLM does from 0.26 on"
             ) from None
-        return predictions, len(body)
+        return Exchange(predictions, len(body), received)
 
-    def _post(self, body: bytes) -> Any:
-        """The server's answer, asked for `max_retries` times where the connection or the server fails."""
+    def _post(self, body: bytes) -> tuple[Any, int]:
+        """The server's answer and its bytes, asked for `max_retries` times where the connection or the server fails."""
         headers = {**self.header, "Content-Type": "application/json"}
         for attempt in range(max(1, self.max_retries)):
             if attempt:
@@ -166,7 +201,7 @@ class CompletionsSharedPrefixLM(EngineLM, LocalCompletionsAPI):
                     self.base_url, data=body, headers=headers, verify=self.verify_certificate, timeout=self.timeout
                 )
                 if response.ok:
-                    return response.json()
+                    return response.json(), len(response.content)
                 problem: requests.RequestException = requests.HTTPError(_message(response), response=response)
                 if response.status_code < 500 and response.status_code != 429:
                     break

@@ -15,9 +15,7 @@ import torch
 from torch import nn
 
 from lm_eval_proca.errors import ModelError
-
-Layer = int | float
-"""An index, from the end where it is negative (-1 is the last layer), or a fraction of the depth."""
+from lm_eval_proca.representations import Layer
 
 
 def layer_index(layer: Layer, depth: int) -> int:
@@ -69,4 +67,6 @@ def readers_of(model: Any) -> list[nn.Module]:
     for module in model.modules():
         if isinstance(module, nn.ModuleList) and len(module) == depth:
             return [*module, model.get_output_embeddings()]
-    raise ModelError(f"The {depth} layers of {type(model).__name__} cannot be found; run with proca.layers=none.")
+    raise ModelError(
+        f"The {depth} layers of {type(model).__name__} cannot be found; run with proca.representation=probes."
+    )

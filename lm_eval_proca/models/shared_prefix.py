@@ -24,17 +24,18 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from lm_eval.api.instance import Instance
 from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer
 
 from lm_eval_proca.distributed import collective
 from lm_eval_proca.errors import ModelError
-from lm_eval_proca.models.hidden_states import Layer, check_layers, hidden_states_at, readers_of
+from lm_eval_proca.models.hidden_states import check_layers, hidden_states_at, readers_of
 from lm_eval_proca.models.prefix_tree import Answer, Group, Limits, Pass, Request, plan
+from lm_eval_proca.models.probes import Probes
 from lm_eval_proca.models.sampling import can_decode, decoding_loop
-from lm_eval_proca.models.sharing import TOLERANCE, CannotShare, LogLikelihood, SharedPrefix, TokenizedRequest, logger
+from lm_eval_proca.models.sharing import TOLERANCE, CannotShare, SharedPrefix, TokenizedRequest, logger
+from lm_eval_proca.representations import Answered, Layer, Representation, Wanted, scaled
 
 # On a CPU measured with two cores, for prefixes of 0 to 700 tokens; accelerators want larger passes.
 MAX_BATCH_TOKENS_CPU, MAX_BATCH_TOKENS = 512, 4096
@@ -119,25 +120,14 @@ class SharedPrefixLM(SharedPrefix, HFLM):
             options["custom_generate"] = decoding_loop(self.tokenizer, stop)
         return super()._model_generate(context, max_length, stop, **options)
 
-    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[LogLikelihood]:
-        """As HFLM; a request with an attribute `layers` also gets an attribute `hidden_states`, an array (layers,
-        width): the states at the position that predicts the first token of its continuation, or None where they were
-        not computed."""
-        self._layers = {number: request.layers for number, request in enumerate(requests) if hasattr(request, "layers")}
-        self._hidden_states: dict[int, np.ndarray] = {}
-        answers = super().loglikelihood(requests, disable_tqdm=disable_tqdm)
-        for number in self._layers:
-            requests[number].hidden_states = self._hidden_states.get(number)
-        return answers
-
     def _is_cut(self, context: Sequence[int], continuation: Sequence[int]) -> bool:
         if self.backend == "causal":
             return super()._is_cut(context, continuation)
         return len(context) > self.max_length
 
-    def _answers(self, requests: list[TokenizedRequest]) -> Iterator[tuple[int, LogLikelihood]]:
+    def _answers(self, requests: list[TokenizedRequest]) -> Iterator[tuple[int, Answered]]:
         longest = self._longest_shared_input()
-        for layers in set(self._layers.values()):
+        for layers in {wanted.layers for wanted in self._wanted.values() if wanted.layers}:
             check_layers(layers, len(self._readers) - 1)
         inputs = [self._checked_input(*request) for request in requests]
         numbers = [number for number, request in enumerate(inputs) if len(request.tokens) <= longest]
@@ -220,7 +210,11 @@ class SharedPrefixLM(SharedPrefix, HFLM):
     def _readers(self) -> list[torch.nn.Module]:
         return readers_of(self.model)
 
-    def _scored(self, group: Group, requests: list[Request]) -> Iterator[tuple[int, LogLikelihood]]:
+    @functools.cached_property
+    def _probes(self) -> Probes:
+        return Probes(self.tokenizer)
+
+    def _scored(self, group: Group, requests: list[Request]) -> Iterator[tuple[int, Answered]]:
         """The answers of all passes of a group, compared with plain passes where a row is new to this model."""
         cache = None
         for scored in group.passes:
@@ -294,7 +288,8 @@ class SharedPrefixLM(SharedPrefix, HFLM):
         if not scored.is_plain:
             kwargs["attention_mask"] = self._mask(scored, prefix)
             kwargs["position_ids"] = torch.from_numpy(scored.positions()).to(self.device)
-        layers = {layer for answer in scored.answers for layer in self._layers.get(answer.request, ())}
+        wanted = [self._wanted[answer.request] for answer in scored.answers if answer.request in self._wanted]
+        layers = {layer for one in wanted for layer in one.layers}
         places = torch.from_numpy(scored.scored).to(self.device)
         with hidden_states_at(places, self._readers if layers else [], layers) as states:
             log_probs = self._log_probs(scored.tokens(), scored.scored, **kwargs)
@@ -302,8 +297,8 @@ class SharedPrefixLM(SharedPrefix, HFLM):
 
     def _read(
         self, scored: Pass, log_probs: torch.Tensor, states: dict[Layer, torch.Tensor], requests: list[Request]
-    ) -> Iterator[tuple[int, LogLikelihood]]:
-        """The answers of a pass with the numbers of their requests; hidden states are kept."""
+    ) -> Iterator[tuple[int, Answered]]:
+        """The answers of a pass with the numbers of their requests."""
         answers = scored.answers
         places = torch.from_numpy(np.concatenate([answer.places for answer in answers])).to(log_probs.device)
         tokens = torch.tensor([token for answer in answers for token in requests[answer.request].continuation])
@@ -311,10 +306,22 @@ class SharedPrefixLM(SharedPrefix, HFLM):
         greedy = log_probs.argmax(dim=-1)[places].cpu() == tokens
         sizes = [len(answer.places) for answer in answers]
         for answer, value, match in zip(answers, values.split(sizes), greedy.split(sizes), strict=True):
-            if layers := self._layers.get(answer.request):
-                found = torch.stack([states[layer][answer.places[0]] for layer in layers])
-                self._hidden_states[answer.request] = found.cpu().numpy()
-            yield answer.request, (float(value.sum()), bool(match.all()))
+            answered = Answered((float(value.sum()), bool(match.all())))
+            if (wanted := self._wanted.get(answer.request)) is not None:
+                place = int(answer.places[0])  # the one that predicts the first token of the continuation
+                self._represent(answered, wanted, log_probs[place], {layer: states[layer][place] for layer in states})
+            yield answer.request, answered
+
+    def _represent(
+        self, answered: Answered, wanted: Wanted, log_probs: torch.Tensor, states: dict[Layer, torch.Tensor]
+    ) -> None:
+        if wanted.layers:
+            answered.representation = wanted.states
+            found = torch.stack([states[layer] for layer in wanted.layers])
+        else:
+            answered.representation = Representation(probes=self._probes.beside(wanted.labels))
+            found = log_probs[None, list(answered.representation.probes)].float()
+        answered.values = scaled(found.cpu().numpy(), answered.representation)
 
     def _mask(self, scored: Pass, prefix: int) -> torch.Tensor | dict[str, torch.Tensor]:
         """A mask for all layers, or where windows make a difference in some of them, one for each kind of layer."""

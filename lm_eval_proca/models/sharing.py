@@ -19,6 +19,7 @@ from lm_eval.api.model import TemplateLM
 from tqdm import tqdm
 
 from lm_eval_proca.models.prefix_tree import Request
+from lm_eval_proca.representations import Answered, Asked, Wanted
 
 logger = logging.getLogger("lm_eval.proca")
 
@@ -46,6 +47,7 @@ class SharedPrefix(TemplateLM):
         self._cannot_share: str | None = None
         self._warn_once = functools.cache(logger.warning)
         self._cut: list[bool] = []
+        self._wanted: dict[int, Wanted] = {}
         # For each label lm-eval encodes prompt + label, then the prompt again: the last two hold the prompt.
         self._encode = functools.lru_cache(maxsize=2)(super().tok_encode)
 
@@ -55,8 +57,11 @@ class SharedPrefix(TemplateLM):
         return super().tok_encode(string, *args, **kwargs)
 
     @abstractmethod
-    def _answers(self, requests: list[TokenizedRequest]) -> Iterator[tuple[int, LogLikelihood]]:
-        """Answers, with the numbers of their requests, for all requests that can share; CannotShare where none can."""
+    def _answers(self, requests: list[TokenizedRequest]) -> Iterator[tuple[int, Answered]]:
+        """Answers, with the numbers of their requests, for all requests that can share; CannotShare where none can.
+
+        Those of requests in `_wanted` have a representation or the reason why there is none.
+        """
 
     def _is_cut(self, context: Sequence[int], continuation: Sequence[int]) -> bool:
         """Whether the model sees this prompt without its beginning."""
@@ -67,11 +72,11 @@ class SharedPrefix(TemplateLM):
         return Request((context + continuation)[-self._longest_input :][:-1], continuation)
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[LogLikelihood]:
-        """As stock; sets `truncated` on every request: whether the model saw its prompt without the beginning."""
-        self._cut = []
+        """As stock; the answers also say whether the model saw the prompt without its beginning, and hold the
+        representations that requests ask for (:class:`Asked`)."""
+        asked = {number: request.args for number, request in enumerate(requests)}
+        self._cut, self._wanted = [], {n: args.wanted for n, args in asked.items() if isinstance(args, Asked)}
         answers = super().loglikelihood(requests, disable_tqdm=disable_tqdm)
-        for request, cut in zip(requests, self._cut, strict=True):
-            request.truncated = cut
         if any(self._cut):
             logger.warning(
                 f"{sum(self._cut)} of {len(requests)} prompts were longer than the model's {self.max_length} tokens "
@@ -89,21 +94,24 @@ class SharedPrefix(TemplateLM):
         if any(text is None for text, _, _ in requests):  # the windows of loglikelihood_rolling: nothing to share
             return self._stock(requests, disable_tqdm, **options)
         self._cut = [self._is_cut(context, continuation) for _, context, continuation in requests]
-        answers: dict[int, LogLikelihood] = {}
+        answers: dict[int, Answered] = {}
         try:
             if self._cannot_share is not None:
                 raise CannotShare(self._cannot_share)
             silent = disable_tqdm or self.rank != 0
             with tqdm(total=len(requests), disable=silent, desc="Running loglikelihood requests") as progress:
                 for number, answer in self._answers(requests):
-                    self.cache_hook.add_partial("loglikelihood", requests[number][0], answer)
+                    answer.truncated = self._cut[number]
                     answers[number] = answer
+                    self.cache_hook.add_partial("loglikelihood", requests[number][0], answer)
                     progress.update(1)
         except CannotShare as reason:
             if not answers:  # else it is not the model that cannot share
                 self._cannot_share = str(reason)
             self._warn_once(f"{self.NAME} scores like {self.STOCK}: {reason}.")
         rest = [number for number in range(len(requests)) if number not in answers]
-        if rest:
-            answers.update(zip(rest, self._stock([requests[n] for n in rest], disable_tqdm), strict=True))
+        why = f"{self.NAME} scored them like {self.STOCK}, which gives none (its log line says why)"
+        stock = self._stock([requests[number] for number in rest], disable_tqdm) if rest else []
+        for number, pair in zip(rest, stock, strict=True):
+            answers[number] = Answered.of(pair, truncated=self._cut[number], missing=why)
         return [answers[number] for number in range(len(requests))]

@@ -7,17 +7,19 @@ asked for one more token, with the log-probabilities of the label tokens (`Sampl
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 from lm_eval.api.registry import register_model
 
 from lm_eval_proca.errors import ModelError
 from lm_eval_proca.models.engine import BLOCK_SIZE, EngineLM, Prediction, Question
+from lm_eval_proca.models.probes import MAX_TOKENS
 from lm_eval_proca.models.sharing import TOLERANCE, CannotShare
 
 try:
     from lm_eval.models.vllm_causallms import VLLM
-    from vllm import SamplingParams
+    from vllm import SamplingParams, sampling_params
     from vllm.platforms import current_platform
 except ModuleNotFoundError as missing:
     raise ModelError(
@@ -26,11 +28,15 @@ except ModuleNotFoundError as missing:
     ) from missing
 
 
+MAX_PROMPTS = 4096
+"""Prompts that vLLM is given at once: each answer holds an object for every token that it names."""
+
+
 @register_model("vllm-shared-prefix")
 class VLLMSharedPrefixLM(EngineLM, VLLM):
     """VLLM that reads its prefix cache. Takes all arguments of VLLM; data and tensor parallelism are vLLM's.
 
-    `batch_size` bounds the prompts that vLLM is given at once ("auto": no bound, vLLM forms its batches itself).
+    `batch_size` bounds the prompts that vLLM is given at once ("auto": some thousands, vLLM forms its batches itself).
     """
 
     NAME, STOCK = "vllm-shared-prefix", "vllm"
@@ -44,10 +50,14 @@ class VLLMSharedPrefixLM(EngineLM, VLLM):
         if self.data_parallel_size == 1:  # else the engines live elsewhere
             self._tolerance = TOLERANCE.get(self.model.llm_engine.model_config.dtype, self._tolerance)
 
+    @cached_property
+    def _most_tokens(self) -> int:
+        return getattr(sampling_params, "MAX_LOGPROB_TOKEN_IDS", MAX_TOKENS)
+
     def _predictions(self, asked: Sequence[Question]) -> Iterator[tuple[int, Prediction]]:
         if not hasattr(SamplingParams, "logprob_token_ids"):
             raise CannotShare("this vLLM cannot be asked for chosen tokens, as it can from 0.21 on")
-        size = max(1, len(asked)) if self.batch_size == "auto" else int(self.batch_size)
+        size = MAX_PROMPTS if self.batch_size == "auto" else int(self.batch_size)
         for start in range(0, len(asked), size):
             part = asked[start : start + size]
             outputs = self._model_generate(

@@ -13,11 +13,12 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from lm_eval_proca.calibration.representation import principal_components, unit_scale
+from lm_eval_proca.calibration.representation import principal_components
 from lm_eval_proca.metrics import Observation, accuracy, grouped, labeled, mean, mean_by, mean_interval
 from lm_eval_proca.paper.analysis import Analysis
 from lm_eval_proca.paper.display import CLASS_COLOURS, COLOURS, OTHER_COLOURS, distinct, short_name
 from lm_eval_proca.paper.observations import Calibrators, Observations, Tables, labeled_estimate_set, observe, run_of
+from lm_eval_proca.representations import unit_scale
 from lm_eval_proca.scores.fitting import RAW, accuracy_of, fit_all
 from lm_eval_proca.scores.score_table import ScoreTable
 from lm_eval_proca.sweep.grid import Grid
@@ -31,8 +32,8 @@ COMPONENTS = 64
 """Principal components per layer that these regressions read: more than proca_h, as labels can use more."""
 
 
-def hidden_states(table: ScoreTable) -> str | None:
-    return None if table.representations else "no hidden states, which only hf-shared-prefix gives"
+def representations(table: ScoreTable) -> str | None:
+    return "no representations beside its scores" if table.representations is None else None
 
 
 def several_labels(table: ScoreTable) -> str | None:
@@ -43,7 +44,7 @@ class Prototypes(Analysis):
     """Every method by task; drawn are the evaluation rows of one run, by label scores and by hidden states."""
 
     plan = Grid(("proca",), shots=(0, 4), seeds=(0, 1, 2))  # the group of the nine
-    requirements = (labeled_estimate_set, several_labels, hidden_states)
+    requirements = (labeled_estimate_set, several_labels, representations)
     note = "labels_on_* are logistic regressions with the labels of all estimate rows."
     panel_size = (4.4, 4.0)
     ylabel = ""
@@ -114,7 +115,7 @@ class Prototypes(Analysis):
 def _supervised_features(table: ScoreTable) -> dict[str, dict[str, np.ndarray]]:
     scores = {role: log_softmax(table.scores_of(role), axis=1) for role in ("estimate", "eval")}
     parts: dict[str, list[np.ndarray]] = {"estimate": [], "eval": []}
-    for layer in range(len(table.representations)):
+    for layer in range(len(table.representation.views)):
         states = {role: unit_scale(table.representations_of(role)[layer]) for role in parts}  # type: ignore[index]
         size = min(COMPONENTS, len(states["estimate"]) - 1, states["estimate"].shape[1])
         _, axes, centre = principal_components(states["estimate"], size)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lm_eval_proca.errors import ScoreTableError
+from lm_eval_proca.representations import Representation
 from lm_eval_proca.runs.output_folder import visible_files
 from lm_eval_proca.runs.sample_logs import find_log, json_lines, read_samples
 from lm_eval_proca.scores.prompt_sets import OnePrompt
@@ -24,8 +25,9 @@ class NewScores(NamedTuple):
     origin: Mapping[str, Any] = {}
     documents: str | None = None
     """A hash of the documents, if it is known."""
-    representations: Mapping[str, np.ndarray] = {}
-    """By layer, hidden states of shape (documents, width)."""
+    representation: Representation = Representation()
+    representations: np.ndarray | None = None
+    """Of shape (views, documents, width)."""
 
 
 def find_score_tables(paths: Iterable[str | Path]) -> list[Path]:
@@ -81,10 +83,15 @@ def read_scores(path: str | Path) -> NewScores:
     table = read_run(path)
     if problem := table.not_finite(("eval",)):
         raise ScoreTableError(f"{path} cannot be calibrated. {problem}; score again, e.g. in another dtype.")
-    states = table.representations_of("eval")
-    by_layer = {} if states is None else dict(zip(table.layers, states, strict=True))
     record = table.record
-    return NewScores(table.scores_of("eval"), table.labels, record.origin, record.documents_hash, by_layer)
+    return NewScores(
+        table.scores_of("eval"),
+        table.labels,
+        record.origin,
+        record.documents_hash,
+        table.representation,
+        table.representations_of("eval"),
+    )
 
 
 def _read_csv(path: Path) -> tuple[np.ndarray, list[str]]:

@@ -36,13 +36,13 @@ def make_calibrators(names: Iterable[str], params: Params | None = None) -> dict
     return _made({name: {"function": name} for name in names}, params or {})
 
 
-def calibrators_of_documents(params: Params | None = None, *, hidden_states: bool = True) -> dict[str, Calibrator]:
+def calibrators_of_documents(params: Params | None = None, *, representations: bool = True) -> dict[str, Calibrator]:
     """One of each kind that is fitted on documents; content-free inputs would be further requests.
 
-    What lm-eval logs has no `hidden_states`.
+    What lm-eval logs has no `representations`.
     """
     kinds = {name: get_calibrator(name) for name in CALIBRATORS}
-    suited = [name for name, kind in kinds.items() if hidden_states or not kind.uses_representations]
+    suited = [name for name, kind in kinds.items() if representations or not kind.uses_representations]
     return make_calibrators([name for name in suited if kinds[name].fits_on == "estimate"], params)
 
 
@@ -126,7 +126,7 @@ def fit(calibrator: Calibrator, table: ScoreTable, *, rows: np.ndarray | None = 
     """A copy of the calibrator, fitted on the rows of the table that it wants, and what it makes of evaluation rows.
 
     `rows` takes some of the documents that it is fitted on, by their positions in document order, and leaves
-    content-free inputs alone; `no_states` says why the table has no hidden states, if that is known better than the
+    content-free inputs alone; `no_states` says why the table has no representations, if that is known better than the
     calibrator can tell.
     """
     role = role_to_fit(calibrator, table)
@@ -186,7 +186,8 @@ def role_to_fit(calibrator: Calibrator, table: ScoreTable) -> str:
 
 
 def _fitted(calibrator: Calibrator, table: ScoreTable, role: str, rows: np.ndarray | None) -> Calibrator:
-    origin = table.record.origin | ({"layers": table.layers} if calibrator.uses_representations else {})
+    known = {"representation": table.record.representation} if calibrator.uses_representations else {}
+    origin = table.record.origin | known
     return clone(calibrator).fit(
         **_given(table, calibrator, role, rows), labels=table.record.labels or None, origin=origin
     )

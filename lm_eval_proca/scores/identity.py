@@ -288,11 +288,11 @@ def score_table_name(table: ScoreTable) -> str:
     """The file of a score table: the same run again replaces it, another never does.
 
     Chat templates, system prompts, `--samples` and what a group overrides are not in the identity, but in the hashes
-    of what was scored and in the labels. Without hidden states it is another table: they must not be lost.
+    of what was scored and in the labels. With another representation, or none, it is another table: none must be lost.
     """
     record = table.record
     hashes = [record.model_hash, record.documents_hash, record.prompt_hash, record.unlabeled_hash]
-    end = digest([record.identity, hashes, record.labels, table.layers])
+    end = digest([record.identity, hashes, record.labels, record.representation])
     prompt = f"-prompt{record.prompt}" if record.prompts > 1 else ""
     return f"{record.task}-{record.num_fewshot}shot-seed{record.seed}{prompt}-{end}.parquet"
 

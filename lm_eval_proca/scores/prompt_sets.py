@@ -69,7 +69,7 @@ def _common(one: OnePrompt) -> dict[str, Any]:
         "another number of labels": len(one.table.labels),
         "another number of shots": record.num_fewshot,
         "other unlabeled rows": (record.estimate_source, record.estimate_size),
-        "hidden states of other layers": tuple(one.table.layers),
+        "another representation": one.table.representation.views,
         "prompts of another run": _run(record) if record.prompts > 1 else None,
     }
 

@@ -15,7 +15,7 @@ from typing import Any
 from lm_eval_proca.errors import ResultsError
 from lm_eval_proca.metrics import LabelCounts
 
-FORMAT = 3
+FORMAT = 4
 """Raise this when you add, remove or redefine a field. Records of another format are refused."""
 
 EVALUATION_ROWS = "evaluation rows, cross-fitted"
@@ -61,6 +61,8 @@ class RunRecord:
     template: int | None = None
     """Which of the task's templates, if it has several; 1 is its own."""
     truncated_prompts: int | None = None
+    representation: Json = field(default_factory=dict)
+    """What stands beside the scores: see :class:`lm_eval_proca.representations.Representation`."""
     model_hash: str | None = None
     documents_hash: str | None = None
     prompt_hash: str | None = None

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 
 from lm_eval_proca.errors import ResultsError, ScoreTableError
 from lm_eval_proca.files import replacing
+from lm_eval_proca.representations import Representation
 from lm_eval_proca.scores.gold import NO_GOLD
 from lm_eval_proca.scores.record import RunRecord
 
@@ -24,7 +25,9 @@ ROLES = ("eval", "estimate", "content_free")
 
 _WHOLE_NUMBERS = ("index", "gold", "estimate_gold")
 _METADATA_KEY = b"lm_eval_proca"
-_LAYER = "layer_"
+_VIEW = "view_"
+_ROW_GROUP = 16_384
+"""Rows that are turned into columns and written at a time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,11 +47,11 @@ class ScoreTable:
         (class imbalance, the supervised ceiling) read it.
     scores : ndarray of float64, shape (n, labels)
         Log-likelihood of each label as lm-eval returned it; NaN and -inf are kept, they were paid for too.
-    representations : dict of str to ndarray of float16, shape (n, width)
-        By layer, hidden states at the position that predicts the label, each scaled to unit root mean square; empty
-        where the model gave none.
+    representations : ndarray of float16, shape (n, views, width), or None
+        What the model knows at the position that predicts the label: hidden states of layers, or log-probabilities of
+        probe tokens, as `representation` says; each vector scaled to unit root mean square. None where it gave none.
     record : RunRecord
-        What the run was: model, task, shots, seeds, label words, identity, hashes, versions.
+        What the run was: model, task, shots, seeds, label words, representation, identity, hashes, versions.
     """
 
     role: np.ndarray
@@ -57,11 +60,12 @@ class ScoreTable:
     estimate_gold: np.ndarray
     scores: np.ndarray
     record: RunRecord = field(default_factory=RunRecord)
-    representations: dict[str, np.ndarray] = field(default_factory=dict)
+    representations: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         n = len(self.role)
-        columns = (self.index, self.gold, self.estimate_gold, self.scores, *self.representations.values())
+        columns = [self.index, self.gold, self.estimate_gold, self.scores]
+        columns += [] if self.representations is None else [self.representations]
         if self.scores.ndim != 2 or any(len(column) != n for column in columns):
             raise ScoreTableError(
                 f"A score table needs columns of one length and 2-D scores, got {n} roles and "
@@ -73,9 +77,12 @@ class ScoreTable:
         if not isinstance(other, ScoreTable):
             return NotImplemented
         pairs = [(getattr(self, name), getattr(other, name)) for name in ("role", *_WHOLE_NUMBERS, "scores")]
-        pairs += zip(self.representations.values(), other.representations.values(), strict=False)
+        if (self.representations is None) != (other.representations is None):
+            return False
+        if self.representations is not None:
+            pairs.append((self.representations, other.representations))
         same_columns = all(np.array_equal(a, b, equal_nan=a.dtype.kind == "f") for a, b in pairs)
-        return self.record == other.record and self.layers == other.layers and same_columns
+        return self.record == other.record and same_columns
 
     def not_finite(self, roles: Sequence[str] = ROLES) -> str | None:
         """Which scores of documents of these roles are not finite numbers, in words; None if all are."""
@@ -96,18 +103,17 @@ class ScoreTable:
         return list(self.record.labels or map(str, range(self.scores.shape[1])))
 
     @property
-    def layers(self) -> list[str]:
-        """Which layers the hidden states are of, in the order of :meth:`representations_of`."""
-        return list(self.representations)
+    def representation(self) -> Representation:
+        """What `representations` are; its views are in the order of :meth:`representations_of`."""
+        return Representation.of_json(self.record.representation)
 
     def scores_of(self, role: str) -> np.ndarray:
         """Scores of one role in document order, shape (m, labels)."""
         return self.scores[self._rows(role)]
 
     def representations_of(self, role: str) -> np.ndarray | None:
-        """Hidden states of one role in document order, shape (layers, m, width); None where there are none."""
-        rows = self._rows(role)
-        return np.stack([states[rows] for states in self.representations.values()]) if self.representations else None
+        """Representations of one role in document order, shape (views, m, width); None where there are none."""
+        return None if self.representations is None else self.representations[self._rows(role)].swapaxes(0, 1)
 
     def index_of(self, role: str) -> np.ndarray:
         """Document indices of one role, ascending."""
@@ -127,22 +133,28 @@ class ScoreTable:
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write one Parquet file; a reader sees the whole file or none."""
         path = Path(path)
-        columns = {"role": pa.array(self.role.astype(str), pa.string())}
+        record = json.dumps(self.record.as_json(), sort_keys=True)
+        schema = self._columns(slice(0)).schema.with_metadata({_METADATA_KEY: record})
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as unfinished, pq.ParquetWriter(unfinished, schema) as writer:
+            for start in range(0, max(len(self.role), 1), _ROW_GROUP):
+                writer.write_table(self._columns(slice(start, start + _ROW_GROUP)).cast(schema))
+        return path
+
+    def _columns(self, rows: slice) -> pa.Table:
+        """Some rows as the file has them."""
+        columns = {"role": pa.array(self.role[rows].astype(str), pa.string())}
         for name in _WHOLE_NUMBERS:
-            column = getattr(self, name)
+            column = getattr(self, name)[rows]
             columns[name] = pa.array(column, pa.int64(), mask=column == NO_GOLD)
         for k in range(self.scores.shape[1]):
-            columns[f"score_{k}"] = pa.array(self.scores[:, k], pa.float64())
-        for layer, states in self.representations.items():
-            flat = pa.array(states.astype(np.float16).ravel())
-            columns[f"{_LAYER}{layer}"] = pa.FixedSizeListArray.from_arrays(flat, states.shape[1])
-        record = json.dumps(self.record.as_json(), sort_keys=True)
-        table = pa.table(columns).replace_schema_metadata({_METADATA_KEY: record})
-
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as unfinished:
-            pq.write_table(table, unfinished)
-        return path
+            columns[f"score_{k}"] = pa.array(self.scores[rows, k], pa.float64())
+        if self.representations is not None:
+            for k, view in enumerate(self.representation.views):
+                vectors = self.representations[rows, k].astype(np.float16)
+                lists = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), vectors.shape[1])
+                columns[f"{_VIEW}{view}"] = lists
+        return pa.table(columns)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> ScoreTable:
@@ -164,7 +176,8 @@ class ScoreTable:
             raise ScoreTableError(f"{error}.") from error
         names = table.column_names
         scores = [f"score_{k}" for k in range(len(record.labels) or sum(name.startswith("score_") for name in names))]
-        if missing := {"role", *_WHOLE_NUMBERS, "score_0", *scores} - set(names):
+        views = [f"{_VIEW}{view}" for view in Representation.of_json(record.representation).views]
+        if missing := {"role", *_WHOLE_NUMBERS, "score_0", *scores, *views} - set(names):
             raise ScoreTableError(f"{path} lacks the columns {', '.join(sorted(missing))}; it was edited. Score again.")
         try:
             loaded = cls(
@@ -172,9 +185,7 @@ class ScoreTable:
                 **{name: table[name].cast(pa.int64()).fill_null(NO_GOLD).to_numpy() for name in _WHOLE_NUMBERS},
                 scores=np.column_stack([table[name].cast(pa.float64()).to_numpy() for name in scores]),
                 record=record,
-                representations={
-                    name.removeprefix(_LAYER): _matrix(table[name]) for name in names if name.startswith(_LAYER)
-                },
+                representations=np.stack([_matrix(table[name]) for name in views], axis=1) if views else None,
             )
         except (pa.ArrowException, ValueError, TypeError, AttributeError) as error:
             raise ScoreTableError(f"{path} holds a column of another kind than it should; it was changed.") from error

@@ -122,18 +122,15 @@ def _ensemble(alone: Sequence[Fit], tables: Sequence[ScoreTable]) -> Fit:
 
 
 def side_by_side(tables: Sequence[ScoreTable]) -> ScoreTable:
-    """The scores and hidden states of all prompts as those of one table, as a :class:`PromptEnsemble` takes them."""
+    """The scores and representations of all prompts as those of one table, as a :class:`PromptEnsemble` takes them."""
     orders = [np.lexsort((table.index, table.role)) for table in tables]
-    ordered = list(zip(range(len(tables)), tables, orders, strict=True))
+    ordered = list(zip(tables, orders, strict=True))
+    states = [table.representations[order] for table, order in ordered if table.representations is not None]
     return ScoreTable(
         **{name: getattr(tables[0], name)[orders[0]] for name in ("role", "index", "gold", "estimate_gold")},
-        scores=np.hstack([table.scores[order] for _, table, order in ordered]),
+        scores=np.hstack([table.scores[order] for table, order in ordered]),
         record=tables[0].record,
-        representations={
-            f"{k}, {layer}": states[order]
-            for k, table, order in ordered
-            for layer, states in table.representations.items()
-        },
+        representations=np.hstack(states) if len(states) == len(tables) else None,
     )
 
 

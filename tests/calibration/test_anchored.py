@@ -12,8 +12,9 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from lm_eval_proca import AnchoredCalibrator, BatchCalibrator, RepresentationCalibrator, load_calibrator
 from lm_eval_proca.calibration.anchored import fit_mixture
-from lm_eval_proca.calibration.representation import principal_components, unit_scale
+from lm_eval_proca.calibration.representation import principal_components
 from lm_eval_proca.errors import CalibrationError
+from lm_eval_proca.representations import unit_scale
 from tests.calibration.conftest import FromTwoLabels
 
 
@@ -276,7 +277,7 @@ def test_documents_that_are_alike_or_few_can_be_fitted(scores: np.ndarray) -> No
 
 def test_what_cannot_be_used_ends_in_a_sentence() -> None:
     documents = Documents(50)
-    with pytest.raises(CalibrationError, match="needs hidden states beside the scores"):
+    with pytest.raises(CalibrationError, match="needs representations beside the scores"):
         RepresentationCalibrator().fit(documents.scores)
     with pytest.raises(CalibrationError, match=r"have the shape \(2, 49, 64\)"):
         RepresentationCalibrator().fit(documents.scores, representations=documents.hidden[:, 1:])

@@ -162,8 +162,12 @@ def test_hidden_states_go_by_their_layers(tmp_path: Path, capsys: pytest.Capture
     saved = tmp_path / "states.json"
     command = ["calibrate", str(table.save(tmp_path / "t.parquet")), "--calibrators", "proca_h", "--save", str(saved)]
     assert main(command) == 0
-    swapped = replace(table, representations=dict(reversed(table.representations.items())))
-    renamed = replace(table, representations={"0.25": table.representations["0.667"]})
+
+    def named(layers: list[str], states: np.ndarray) -> Any:
+        return replace(table, representations=states, record=replace(table.record, representation={"layers": layers}))
+
+    swapped = named(["-1", "0.667"], table.representations[:, ::-1])
+    renamed = named(["0.25"], table.representations[:, :1])
     words = []
     for name, one in {"same": table, "swapped": swapped}.items():
         capsys.readouterr()
@@ -171,4 +175,5 @@ def test_hidden_states_go_by_their_layers(tmp_path: Path, capsys: pytest.Capture
         words.append([line["word"] for line in csv.DictReader(io.StringIO(capsys.readouterr().out))])
     assert words[0] == words[1]
     assert main(["apply", str(saved), str(renamed.save(tmp_path / "renamed.parquet"))]) == 1
-    assert "has hidden states of the layers 0.25, but not of 0.667, -1, which the calibrator" in capsys.readouterr().err
+    wanted = "hidden states of the layers 0.25, but the calibrator was fitted on hidden states of the layers 0.667, -1"
+    assert wanted in capsys.readouterr().err

@@ -15,6 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from lm_eval.api.model import CachingLM
@@ -24,6 +25,7 @@ from transformers import PreTrainedTokenizerFast
 from lm_eval_proca.errors import ModelError
 
 from .conftest import make_model
+from .test_probes import asked, plain
 from .test_shared_prefix import instances, task
 
 pytest.importorskip("tenacity", reason="lm-eval's API models need `pip install 'lm-eval[api]'`")
@@ -95,6 +97,8 @@ class Handler(BaseHTTPRequestHandler):
                 self.answer({"error": {"message": "The model does not exist.", "code": 404}}, 404)
             elif self.server.kind == "strict" and "logprob_token_ids" in body:
                 self.answer({"error": {"message": "Unknown field:\nlogprob_token_ids"}}, 400)
+            elif self.server.kind == "few" and len(body.get("logprob_token_ids", ())) > 40:
+                self.answer({"error": {"message": "logprob_token_ids: at most 40"}}, 400)
             elif self.server.kind == "broken":
                 self.answer({"error": {"message": "CUDA error"}}, 500)
             elif self.server.kind == "locked":
@@ -190,10 +194,25 @@ def test_one_request_for_a_document_and_the_log_counts_them(serve: Any, connect:
     server.received, server.bytes_received = [], 0
     ours.loglikelihood(task(7, LABELS[:2]), disable_tqdm=True)
     assert len(server.received) == 7
-    assert (
-        f"local-completions-shared-prefix: 7 HTTP requests with 7 prompts, {server.bytes_received} bytes sent."
-        in log(logging.INFO)
-    )
+    counted = f"local-completions-shared-prefix: 7 HTTP requests with 7 prompts, {server.bytes_received} bytes sent, "
+    assert any(line.startswith(counted) for line in log(logging.INFO))
+
+
+@pytest.mark.parametrize(("kind", "size"), [("vllm", 126), ("few", 30)])
+def test_probes_travel_with_the_labels_as_many_as_the_server_takes(
+    serve: Any, connect: Any, stock: HFLM, kind: str, size: int
+) -> None:
+    server = serve(kind)
+    ours = connect(server.url)
+    ours.loglikelihood(asked(1, LABELS[:2]), disable_tqdm=True)
+    server.received = []
+    requests = asked(7, LABELS[:2])
+    answers = ours.loglikelihood(requests, disable_tqdm=True)
+    assert len(server.received) == 7
+    for request, answer in zip(requests[::2], answers[::2], strict=True):
+        assert len(answer.representation.probes) == size
+        expected = plain(stock, request, answer.representation.probes)
+        np.testing.assert_allclose(answer.values[0], expected, atol=4e-3)
 
 
 def test_prompts_that_want_the_same_tokens_travel_together(serve: Any, connect: Any) -> None:

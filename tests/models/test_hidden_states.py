@@ -11,6 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from lm_eval_proca.errors import ModelError
 from lm_eval_proca.models.hidden_states import layer_index
 from lm_eval_proca.models.shared_prefix import SharedPrefixLM
+from lm_eval_proca.representations import Asked, Representation, Wanted, unit_scale
 
 from .conftest import make_model
 from .test_shared_prefix import LABELS, count_tokens, task
@@ -19,7 +20,7 @@ from .test_shared_prefix import LABELS, count_tokens, task
 def asked(requests: list[Instance], layers: tuple[int | float, ...]) -> list[Instance]:
     """Every document's first label asks for the states of its prompt, as a task does."""
     for request in requests[:: len(LABELS)]:
-        request.layers = layers
+        request.arguments = Asked.of(request.args, Wanted(layers))
     return requests
 
 
@@ -37,10 +38,11 @@ def test_states_are_those_of_a_plain_pass(
     model = make_model(kind, len(tokenizer))
     ours = SharedPrefixLM(model, tokenizer=tokenizer, batch_size=batch_size, max_batch_tokens=max_batch_tokens)
     requests = asked(task(20), (0.5, -1))
-    ours.loglikelihood(requests, disable_tqdm=True)
-    for request in requests[:: len(LABELS)]:
+    answers = ours.loglikelihood(requests, disable_tqdm=True)
+    for request, answer in zip(requests[:: len(LABELS)], answers[:: len(LABELS)], strict=True):
         expected = plain_states(model, ours.tok_encode(request.args[0]), [1, 2])
-        np.testing.assert_allclose(request.hidden_states, expected, atol=1e-4, rtol=1e-5)
+        assert answer.representation == Representation(layers=("0.5", "-1"))
+        np.testing.assert_allclose(answer.values, unit_scale(expected), atol=2e-3)
 
 
 def test_states_cost_no_further_token_and_change_no_score(tokenizer: PreTrainedTokenizerFast) -> None:
@@ -57,17 +59,21 @@ def test_states_cost_no_further_token_and_change_no_score(tokenizer: PreTrainedT
 def test_only_documents_that_ask_get_states_and_each_its_own_layers(tokenizer: PreTrainedTokenizerFast) -> None:
     model = make_model("llama", len(tokenizer))
     requests = task(4)
-    requests[0].layers, requests[len(LABELS)].layers = (0, -1), (2,)
-    SharedPrefixLM(model, tokenizer=tokenizer).loglikelihood(requests, disable_tqdm=True)
-    assert [hasattr(request, "hidden_states") for request in requests].count(True) == 2
-    assert requests[0].hidden_states.shape == (2, 32)
-    assert requests[len(LABELS)].hidden_states.shape == (1, 32)
+    for number, layers in {0: (0, -1), len(LABELS): (2,)}.items():
+        requests[number].arguments = Asked.of(requests[number].args, Wanted(layers))
+    answers = SharedPrefixLM(model, tokenizer=tokenizer).loglikelihood(requests, disable_tqdm=True)
+    assert {k: one.values.shape for k, one in enumerate(answers) if one.values is not None} == {
+        0: (2, 32),
+        len(LABELS): (1, 32),
+    }
 
 
 def test_a_model_that_is_scored_by_stock_gives_none(tokenizer: PreTrainedTokenizerFast) -> None:
     requests = asked(task(3), (-1,))
-    SharedPrefixLM(make_model("mamba", len(tokenizer)), tokenizer=tokenizer).loglikelihood(requests, disable_tqdm=True)
-    assert [request.hidden_states for request in requests[:: len(LABELS)]] == [None] * 3
+    ours = SharedPrefixLM(make_model("mamba", len(tokenizer)), tokenizer=tokenizer)
+    for answer in ours.loglikelihood(requests, disable_tqdm=True)[:: len(LABELS)]:
+        assert answer.values is None
+        assert answer.missing == "hf-shared-prefix scored them like hf, which gives none (its log line says why)"
 
 
 def test_a_layer_with_two_names_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:

@@ -9,7 +9,7 @@ import pytest
 from scipy.stats import ttest_1samp
 
 from lm_eval_proca import BatchCalibrator, RepresentationCalibrator
-from lm_eval_proca.paper.prototypes import Prototypes, hidden_states, several_labels
+from lm_eval_proca.paper.prototypes import Prototypes, representations, several_labels
 from tests.score_tables import made_table
 
 CALIBRATORS = {"bc": BatchCalibrator(), "proca_h": RepresentationCalibrator()}
@@ -73,5 +73,5 @@ def test_a_table_without_hidden_states_or_with_one_label_is_not_for_it() -> None
     alike = np.where(table.role == "estimate", 1, table.estimate_gold)
     assert several_labels(table) is None
     assert several_labels(replace(table, estimate_gold=alike)) == "estimate rows of one label only"
-    assert hidden_states(made_table()) is not None
-    assert hidden_states(made_table(hidden=True)) is None
+    assert representations(made_table()) is not None
+    assert representations(made_table(hidden=True)) is None

@@ -113,7 +113,7 @@ def test_an_interrupted_write_leaves_the_old_file(table: ScoreTable, tmp_path: P
     def fail(*args, **kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(pq, "write_table", fail)
+    monkeypatch.setattr(pq.ParquetWriter, "write_table", fail)
     with pytest.raises(KeyboardInterrupt):
         table.save(path)
     assert path.read_bytes() == before
@@ -125,7 +125,7 @@ def test_hidden_states_travel_with_the_scores(tmp_path: Path) -> None:
     again = ScoreTable.load(table.save(tmp_path / "t.parquet"))
     assert again == table
     assert again.representations_of("estimate").shape == (2, 30, 16)
-    np.testing.assert_array_equal(again.representations_of("eval")[1], table.representations["-1"][:20])
+    np.testing.assert_array_equal(again.representations_of("eval")[1], table.representations[:20, 1])
     assert made_table().representations_of("eval") is None
 
 
@@ -138,7 +138,7 @@ def test_a_calibrator_of_hidden_states_is_fitted_on_a_table_and_left_out_without
     assert failures == {}
     fits, failures = fit_all(made_table(), calibrators)
     assert fits.keys() == {"bc"}
-    assert "needs hidden states beside the scores" in failures["h"]
+    assert "needs representations beside the scores" in failures["h"]
 
 
 def test_hidden_states_of_evaluation_rows_are_cross_fitted_too() -> None:

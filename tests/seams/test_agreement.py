@@ -216,7 +216,7 @@ def runs(variants: tuple[Path, dict[str, Variant]], tmp_path_factory: pytest.Tem
 
 
 def quick_calibrators(**options: Any) -> dict[str, Any]:
-    found = calibrators_of_documents(hidden_states=False)
+    found = calibrators_of_documents(representations=False)
     return {name: found[name] for name in NAMES}
 
 

@@ -59,11 +59,11 @@ EDITS: dict[str, Callable[[pa.Table], pa.Table]] = {
     "label words as text": recorded(labels="ab"),
     "an older record": recorded(format=1),
     "hidden states of several lengths": with_column(
-        "layer_-1", lambda table: pa.array([[1.0] * (1 + i % 2) for i in range(len(table))])
+        "view_-1", lambda table: pa.array([[1.0] * (1 + i % 2) for i in range(len(table))])
     ),
-    "hidden states as text": with_column("layer_-1", lambda table: pa.array(["x"] * len(table))),
+    "hidden states as text": with_column("view_-1", lambda table: pa.array(["x"] * len(table))),
     "hidden states that are missing": with_column(
-        "layer_-1", lambda table: pa.array([None, *table["layer_-1"].to_pylist()[1:]])
+        "view_-1", lambda table: pa.array([None, *table["view_-1"].to_pylist()[1:]])
     ),
 }
 

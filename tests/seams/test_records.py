@@ -229,7 +229,7 @@ class TestScoreTables:
         for model in (SharedPrefixLM, HFLM, SharedPrefixLM):
             evaluate("plain_rows", lm=model(str(tiny_gpt2), device="cpu"), settings=settings)
         tables = [ScoreTable.load(path) for path in (tmp_path / "scores").glob("*.parquet")]
-        assert sorted(map(len, (table.layers for table in tables))) == [0, 2]
+        assert sorted(len(table.representation.views) for table in tables) == [0, 2]
 
     def test_label_words_that_a_group_overrides(self, evaluate, tmp_path: Path):
         settings = {"scores_dir": str(tmp_path / "scores")}
@@ -239,19 +239,25 @@ class TestScoreTables:
         assert sorted(table.labels for table in tables) == [["bad", "good"], ["terrible", "good"]]
 
     @pytest.mark.slow
-    def test_cached_requests_have_no_hidden_states_and_say_so(self, evaluate, tmp_path: Path, tiny_gpt2: Path, caplog):
+    def test_a_cache_file_keeps_representations(self, evaluate, tmp_path: Path, tiny_gpt2: Path):
         settings = {"scores_dir": str(tmp_path / "scores"), "layers": "1/-1"}
         options = {"lm": "hf-shared-prefix", "model_args": f"pretrained={tiny_gpt2},device=cpu"}
         options["use_cache"] = str(tmp_path / "cache")
         first = evaluate("plain_rows", settings=settings, **options)
-        assert "acc,proca_h" in first["results"]["plain_rows"]
-        caplog.clear()
+        [path] = (tmp_path / "scores").glob("*.parquet")
+        written = ScoreTable.load(path)
         second = evaluate("plain_rows", settings=settings, **options)
-        assert second["results"]["plain_rows"]["acc,bc"] == first["results"]["plain_rows"]["acc,bc"]
-        reason = record_of(second)["not_calibrated"]["proca_h"]
-        assert reason.startswith("60 of 60 documents have no hidden states: only --model hf-shared-prefix gives them")
-        assert "--use_cache" in reason
-        assert len(list((tmp_path / "scores").glob("*.parquet"))) == 2, "the table with hidden states is still there"
+        assert ScoreTable.load(path) == written
+        for row in ("acc,bc", "acc,proca_h"):
+            assert second["results"]["plain_rows"][row] == first["results"]["plain_rows"][row]
+
+    @pytest.mark.slow
+    def test_a_cache_file_without_representations_says_so(self, evaluate, tmp_path: Path, tiny_gpt2: Path):
+        options = {"lm": "hf-shared-prefix", "model_args": f"pretrained={tiny_gpt2},device=cpu"}
+        options["use_cache"] = str(tmp_path / "cache")
+        evaluate("plain_rows", settings={"representation": "none"}, **options)
+        reason = record_of(evaluate("plain_rows", settings={}, **options))["not_calibrated"]["proca_h"]
+        assert reason == "60 of 60 documents have no representation: the file of --use_cache has none."
 
 
 class TestLayers:
@@ -263,7 +269,6 @@ class TestLayers:
     def test_first_and_last_layer(self):
         assert read_settings("t", {}, {"proca.layers": "1/0.5/-1"}).layers == (1, 0.5, -1)
         assert read_settings("t", {}, {"proca.layers": -1}).layers == (-1,)
-        assert read_settings("t", {}, {"proca.layers": "none"}).layers == ()
 
     def test_two_names_of_one_layer_of_a_model(self, evaluate, tiny_gpt2: Path):
         from lm_eval_proca.models.shared_prefix import SharedPrefixLM
