@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import re
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 import requests
 
-from benchmarks.engines import ENGINE, FOLDER
+from benchmarks.engines import FOLDER
 from benchmarks.prompts import Prompts
 from benchmarks.scoring import accuracy
 from lm_eval_proca.errors import ModelError
 
-from .comparison import assert_same
+from .comparison import asking, assert_same
 
 
 def connect(kind: str, url: str, **options: Any) -> Any:
@@ -50,6 +49,14 @@ def test_one_request_for_a_document(server: str, sst2: Prompts) -> None:
     assert engine_requests(server) - before == len(sst2.gold)
 
 
+def test_labels_and_probes_share_a_request(server: str, sst2: Prompts) -> None:
+    ours = connect("local-completions-shared-prefix", server)
+    ours.loglikelihood(asking(sst2), disable_tqdm=True)
+    before = engine_requests(server)
+    ours.loglikelihood(asking(sst2), disable_tqdm=True)
+    assert engine_requests(server) - before == len(sst2.gold)
+
+
 def test_prompts_travel_together(server: str, sst2: Prompts, hf: Any) -> None:
     ours = connect("local-completions-shared-prefix", server, batch_size=4)
     assert_same(ours.loglikelihood(sst2.requests), hf(sst2))
@@ -64,29 +71,11 @@ def test_a_wrong_model_name(server: str) -> None:
     )
 
 
-@pytest.fixture(scope="module")
-def table_of_hf() -> dict[str, str]:
-    return lm_eval("hf", {"pretrained": FOLDER, "dtype": "float32"}, batch_size="8")
-
-
-def test_lm_eval_gives_the_table_of_hf_through_the_server(server: str, table_of_hf: dict[str, str]) -> None:
-    """The whole command, on the sentences that ship with us."""
-    arguments = {"model": "smollm2", "base_url": server, "tokenizer": FOLDER, "num_concurrent": 4}
-    assert lm_eval("local-completions-shared-prefix", arguments, batch_size="1") == table_of_hf
-
-
-def test_lm_eval_gives_the_table_of_hf_with_vllm(table_of_hf: dict[str, str]) -> None:
-    assert lm_eval("vllm-shared-prefix", {"pretrained": FOLDER, **ENGINE}, batch_size="auto") == table_of_hf
-
-
-def lm_eval(backend: str, arguments: dict[str, Any], batch_size: str) -> dict[str, str]:
-    """Accuracy by filter, as the table shows it."""
-    command = [sys.executable, "-m", "lm_eval", "--model", backend, "--batch_size", batch_size]
-    command += ["--model_args", ",".join(f"{name}={value}" for name, value in arguments.items())]
-    command += ["--tasks", "proca_demo", "--num_fewshot", "4", "--limit", "40", "--device", "cpu"]
-    command += ["--metadata", "proca.estimate_size=40", "proca.layers=none"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    table = dict(re.findall(r"\|(\w+) *\| *4\|acc *\|↑ *\|([\d.]+)\|", done.stdout))
-    assert {"none", "bc", "conca", "proca"} <= set(table), done.stdout
-    return table
+def test_bytes_per_document(server: str, sst2: Prompts, caplog: pytest.LogCaptureFixture) -> None:
+    """With labels and probes, at 4 shots."""
+    caplog.set_level(logging.INFO, logger="lm_eval.proca")
+    ours = connect("local-completions-shared-prefix", server)
+    ours.loglikelihood(asking(sst2), disable_tqdm=True)
+    [sent, received] = map(int, re.findall(r"(\d+) bytes sent, (\d+) received", caplog.text)[-1])
+    print(f"{sent / len(sst2.gold):.0f} bytes sent and {received / len(sst2.gold):.0f} received for a document")
+    assert sent + received <= 8000 * len(sst2.gold)

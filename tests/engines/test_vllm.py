@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
+from benchmarks.engines import FOLDER
 from benchmarks.prompts import Prompts
 from benchmarks.scoring import accuracy
 
-from .comparison import assert_same, counted
+from .comparison import asking, assert_same, counted
 
 
 @pytest.mark.parametrize("task", ["sst2", "dbpedia"])
@@ -31,6 +33,27 @@ def test_one_request_for_a_document(vllm: Any, sst2: Prompts) -> None:
     with counted(vllm) as prompts:
         vllm.loglikelihood(sst2.requests, disable_tqdm=True)
     assert len(prompts) == len(sst2.gold)
+
+
+@pytest.mark.parametrize("task", ["sst2", "dbpedia"])
+def test_probes_are_those_of_hf_and_need_no_further_request(
+    vllm: Any, task: str, request: pytest.FixtureRequest
+) -> None:
+    from lm_eval_proca.models.shared_prefix import SharedPrefixLM
+
+    prompts: Prompts = request.getfixturevalue(task)
+    hf = SharedPrefixLM(str(FOLDER), dtype="float32", device="cpu", batch_size="auto")
+    vllm.loglikelihood(prompts.requests, disable_tqdm=True)
+    with counted(vllm) as without:
+        vllm.loglikelihood(prompts.requests, disable_tqdm=True)
+    with counted(vllm) as having:
+        ours = vllm.loglikelihood(asking(prompts), disable_tqdm=True)
+    assert len(having) == len(without)
+    for one, other in zip(ours, hf.loglikelihood(asking(prompts), disable_tqdm=True), strict=True):
+        assert one.representation == other.representation
+        if one.values is not None:
+            assert one.values.shape == (1, 128 - len(prompts.labels))
+            np.testing.assert_allclose(one.values, other.values, atol=5e-3)
 
 
 def test_labels_of_several_tokens_continue_behind_the_document(vllm: Any, dbpedia: Prompts) -> None:
