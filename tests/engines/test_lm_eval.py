@@ -1,4 +1,4 @@
-"""The whole command `lm_eval` on three tasks: every backend prints the table of `hf`, the row of representations too."""
+"""The whole command `lm_eval` on three tasks: every backend prints the table of `hf`, with the row of probes."""
 
 from __future__ import annotations
 
@@ -39,9 +39,8 @@ def lm_eval(backend: str, arguments: dict[str, Any], batch_size: str, scores: Pa
 def accuracies(printed: str) -> Accuracies:
     found: Accuracies = {}
     task = ""
-    for name, row, value in re.findall(
-        r"^\|(\w*) *\| *\d*\|(\w+) *\| *4\|acc *\|↑ *\|([\d.]+)\|", printed, re.MULTILINE
-    ):
+    line = re.compile(r"^\|(\w*) *\| *\d*\|(\w+) *\| *4\|acc *\|↑ *\|([\d.]+)\|", re.MULTILINE)
+    for name, row, value in line.findall(printed):
         task = name or task
         found[task, row] = value
     assert {task for task, _ in found} == set(TASKS), printed
