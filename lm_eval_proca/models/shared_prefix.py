@@ -17,7 +17,8 @@ import atexit
 import functools
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -163,6 +164,22 @@ class SharedPrefixLM(SharedPrefix, HFLM):
                 )
                 numbers = [number for number in numbers if len(inputs[number].tokens) <= self._window]
             numbers = [number for number in numbers if number not in done]
+
+    def _left_to_stock(self, requests: dict[int, TokenizedRequest], disable_tqdm: bool) -> Iterable[Answered]:
+        """With probes as further continuations: stock's logits_cache answers all of one context from one pass."""
+        wanted = {n: one for n in requests if (one := self._wanted.get(n)) is not None and one.probes}
+        if self.backend != "causal" or not self.logits_cache or not wanted:
+            return super()._left_to_stock(requests, disable_tqdm)
+        kinds = {n: Representation(probes=self._probes.beside(one.labels)) for n, one in wanted.items()}
+        # Without a text, as windows of loglikelihood_rolling, so that no cache keeps them.
+        further: list[Any] = [(None, requests[n][1], [token]) for n, kind in kinds.items() for token in kind.probes]
+        answers = iter(self._stock([*requests.values(), *further], disable_tqdm))
+        found = {n: Answered(pair) for n, pair in zip(requests, answers, strict=False)}
+        for n, kind in kinds.items():
+            found[n].representation = kind
+            values = np.array([[value for value, _ in islice(answers, len(kind.probes))]])
+            found[n].values = scaled(values, kind)
+        return found.values()
 
     def _checked_input(self, text: tuple[str, str], context: list[int], continuation: list[int]) -> Request:
         request = self._input(context, continuation)

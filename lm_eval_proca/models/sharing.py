@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import logging
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -88,6 +88,11 @@ class SharedPrefix(TemplateLM):
         """The stock model's own way."""
         return super()._loglikelihood_tokens(requests, disable_tqdm=disable_tqdm, **options)
 
+    def _left_to_stock(self, requests: dict[int, TokenizedRequest], disable_tqdm: bool) -> Iterable[Answered]:
+        """Stock's answers to requests of these numbers, which cannot share."""
+        why = f"{self.NAME} scored them like {self.STOCK}, which gives none (its log line says why)"
+        return [Answered.of(pair, missing=why) for pair in self._stock(list(requests.values()), disable_tqdm)]
+
     def _loglikelihood_tokens(
         self, requests: list[TokenizedRequest], disable_tqdm: bool = False, **options: Any
     ) -> list[LogLikelihood]:
@@ -109,9 +114,8 @@ class SharedPrefix(TemplateLM):
             if not answers:  # else it is not the model that cannot share
                 self._cannot_share = str(reason)
             self._warn_once(f"{self.NAME} scores like {self.STOCK}: {reason}.")
-        rest = [number for number in range(len(requests)) if number not in answers]
-        why = f"{self.NAME} scored them like {self.STOCK}, which gives none (its log line says why)"
-        stock = self._stock([requests[number] for number in rest], disable_tqdm) if rest else []
-        for number, pair in zip(rest, stock, strict=True):
-            answers[number] = Answered.of(pair, truncated=self._cut[number], missing=why)
+        rest = {number: requests[number] for number in range(len(requests)) if number not in answers}
+        for number, answer in zip(rest, self._left_to_stock(rest, disable_tqdm) if rest else (), strict=True):
+            answer.truncated = self._cut[number]
+            answers[number] = answer
         return [answers[number] for number in range(len(requests))]

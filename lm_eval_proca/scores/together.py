@@ -27,6 +27,9 @@ REFERENCE = "bc"
 LEAST_KAPPA = 0.4
 """Agreement beyond chance that prompts have at least: with all together (Cohen's), and with each other (Fleiss')."""
 
+SURE = 2.0
+"""Standard errors beyond which a difference is not taken for chance."""
+
 
 @dataclass(frozen=True, eq=False)
 class Prompts:
@@ -59,10 +62,12 @@ class Prompts:
     @property
     def kappa(self) -> float:
         """Fleiss' kappa of the prompts: 1 if they always agree, 0 if only as often as chance would have it."""
-        prompts, documents, labels = self.log_proba.shape
-        votes = np.stack([np.bincount(column, minlength=labels) for column in self.predicted.T])
-        alike = (votes * (votes - 1)).sum() / (documents * prompts * (prompts - 1))
-        return _beyond_chance(alike, np.square(votes.mean(axis=0) / prompts).sum())
+        return _fleiss_kappa(self.predicted, self.log_proba.shape[2])
+
+    def others_agree(self, k: int) -> bool:
+        """Whether there are several other prompts, which agree with each other."""
+        others = np.delete(self.predicted, k, axis=0)
+        return len(others) > 1 and _fleiss_kappa(others, self.log_proba.shape[2]) >= LEAST_KAPPA
 
     @property
     def kappas(self) -> list[float]:
@@ -85,11 +90,18 @@ class Prompts:
         return measures(gold, np.exp(self.together), self.predicted_together)
 
     def probability_of(self, predicted: np.ndarray) -> np.ndarray:
-        """Labels (prompts, documents) of any method: how probable all prompts together find them, (prompts,).
+        """Labels (prompts, documents) of any method: how probable all prompts together find them, likewise.
 
-        Of its own labels this is an estimate of each prompt's accuracy.
+        The mean of its own labels' is an estimate of each prompt's accuracy.
         """
-        return np.take_along_axis(np.exp(self.together), predicted.T, axis=1).mean(axis=0)
+        return np.take_along_axis(np.exp(self.together), predicted.T, axis=1).T
+
+
+def _fleiss_kappa(predicted: np.ndarray, labels: int) -> float:
+    prompts, documents = predicted.shape
+    votes = np.stack([np.bincount(column, minlength=labels) for column in predicted.T])
+    alike = (votes * (votes - 1)).sum() / (documents * prompts * (prompts - 1))
+    return _beyond_chance(alike, np.square(votes.mean(axis=0) / prompts).sum())
 
 
 def _beyond_chance(agreement: float, by_chance: float) -> float:
@@ -150,27 +162,34 @@ def report(methods: Mapping[str, Prompts], gold: np.ndarray) -> dict[str, Any]:
             "warnings": [] if name == RAW else list(_warnings(prompts, methods.get(REFERENCE, prompts))),
         }
         for name, prompts in methods.items()
-        for estimated in [prompts.probability_of(prompts.predicted)]
+        for estimated in [prompts.probability_of(prompts.predicted).mean(axis=1)]
     }
 
 
 def doubts(prompts: Prompts, reference: Prompts) -> dict[int, str]:
-    """Prompts that have gone wrong, and why: all prompts together say something else, or speak for the reference."""
+    """Prompts that cannot be trusted, each in a sentence.
+
+    All prompts together speak for the reference, by more than documents scatter; or the prompt stands apart from
+    others that do agree. Where no two agree, none of them is the one that is wrong.
+    """
     own, others = (prompts.probability_of(one.predicted) for one in (prompts, reference))
     found = {}
     for k, kappa in enumerate(prompts.kappas):
-        if kappa < LEAST_KAPPA:
-            found[k] = f"it gives only {prompts.agreement[k]:.0%} of the documents the label of all prompts together"
-        elif own[k] < others[k]:
+        loss = others[k] - own[k]
+        if loss.mean() > SURE * loss.std() / np.sqrt(len(loss)):
             found[k] = (
-                f"all prompts together find its labels {own[k]:.1%} probable, those of batch calibration under the "
-                f"same prompt {others[k]:.1%}"
+                f"Prompt {k} has gone wrong: all prompts together find its labels {own[k].mean():.1%} probable, those "
+                f"of batch calibration under the same prompt {others[k].mean():.1%}."
+            )
+        elif kappa < LEAST_KAPPA and prompts.others_agree(k):
+            found[k] = (
+                f"Prompt {k} stands apart: it gives only {prompts.agreement[k]:.0%} of the documents the label of all "
+                f"prompts together."
             )
     return found
 
 
 def _warnings(prompts: Prompts, reference: Prompts) -> Iterator[str]:
-    for k, reason in doubts(prompts, reference).items():
-        yield f"Prompt {k} has gone wrong: {reason}."
+    yield from doubts(prompts, reference).values()
     if prompts.kappa < LEAST_KAPPA:
         yield f"The prompts do not agree with each other (kappa {prompts.kappa:.2f}); trust none of them alone."

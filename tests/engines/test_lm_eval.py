@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -24,13 +25,16 @@ Accuracies = dict[tuple[str, str], str]
 Run = tuple[Accuracies, dict[str, ScoreTable]]
 KINDS = {"plain": [], "chat": CHAT}
 
+pytestmark = pytest.mark.skipif("PROCA_TEST_DATA" not in os.environ, reason="real rows are not here")
+
 
 def lm_eval(backend: str, arguments: dict[str, Any], batch_size: str, scores: Path, options: list[str]) -> Run:
     command = [sys.executable, "-m", "lm_eval", "--model", backend, "--batch_size", batch_size, "--device", "cpu"]
     command += ["--model_args", ",".join(f"{name}={value}" for name, value in arguments.items())]
     command += ["--tasks", ",".join(TASKS), "--num_fewshot", "4", "--limit", "40", *options]
     command += ["--metadata", "proca.estimate_size=60", "proca.representation=probes", f"proca.scores_dir={scores}"]
-    done = subprocess.run(command, capture_output=True, text=True)
+    environment = {**os.environ, "PROCA_DATA_DIR": os.environ["PROCA_TEST_DATA"]}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
     tables = {table.record.task: table for table in map(ScoreTable.load, scores.glob("*.parquet"))}
     return accuracies(done.stdout), tables

@@ -18,7 +18,7 @@ from lm_eval_proca.representations import Asked, Wanted
 
 from .conftest import make_model
 from .test_engine import TinyEngineLM
-from .test_shared_prefix import LABELS, task
+from .test_shared_prefix import LABELS, count_tokens, task
 
 ONE_TOKEN = [" Positive", " Negative"]
 
@@ -80,6 +80,19 @@ def test_values_are_those_of_a_plain_pass(stock: HFLM, backend: str, labels: lis
         assert answer.representation.probes == probes
         np.testing.assert_allclose(answer.values[0], plain(stock, request, probes), atol=4e-3)
     assert [one.values is None for one in answers[1 :: len(labels)]] == [True] * 9
+
+
+def test_a_model_that_cannot_share_gives_probes_in_the_passes_of_stock(tokenizer: PreTrainedTokenizerFast) -> None:
+    model = make_model("mamba", len(tokenizer))
+    ours = SharedPrefixLM(model, tokenizer=tokenizer, batch_size=4)
+    requests = asked(5, ONE_TOKEN)
+    passes = count_tokens(model, lambda: ours.loglikelihood(task(5, ONE_TOKEN), True))
+    answers: list[Any] = []
+    assert count_tokens(model, lambda: answers.extend(ours.loglikelihood(requests, True))) == passes
+    stock = HFLM(model, tokenizer=tokenizer)
+    for request, answer in zip(requests[::2], answers[::2], strict=True):
+        expected = plain(stock, request, answer.representation.probes)
+        np.testing.assert_allclose(answer.values[0], expected, atol=4e-3)
 
 
 def test_labels_and_probes_share_a_request(stock: HFLM) -> None:

@@ -51,8 +51,8 @@ def test_labels_and_agreement_by_hand() -> None:
 def test_probability_of_labels_by_hand() -> None:
     found = Prompts(THREE)
     expected = [(FIRST[0] + SECOND[0]) / 2, (FIRST[0] + SECOND[1]) / 2, (FIRST[1] + SECOND[1]) / 2]
-    np.testing.assert_allclose(found.probability_of(found.predicted), expected)
-    np.testing.assert_allclose(found.probability_of(np.zeros((3, 2), int)), [expected[0]] * 3)
+    np.testing.assert_allclose(found.probability_of(found.predicted).mean(axis=1), expected)
+    np.testing.assert_allclose(found.probability_of(np.zeros((3, 2), int)), [[FIRST[0], SECOND[0]]] * 3)
 
 
 def test_kappa_is_that_of_fleiss_1971() -> None:
@@ -100,14 +100,34 @@ def test_a_prompt_that_turns_labels_round_is_found_without_labels(answers: tuple
     said = report({"bc": bc, "turned": method}, gold)
     assert said["bc"]["warnings"] == []
     [warning, *_] = said["turned"]["warnings"]
-    share = np.mean(turned[3] == method.predicted_together)
-    assert warning == (
-        f"Prompt 3 has gone wrong: it gives only {share:.0%} of the documents the label of all prompts together."
-    )
+    assert warning.startswith("Prompt 3 has gone wrong: all prompts together find its labels ")
     assert said["turned"]["accuracy"] == pytest.approx((turned == gold).mean(axis=1).tolist())
     # The truth is not needed for any of this but the accuracy.
     unlabeled = report({"bc": bc, "turned": method}, np.full(300, -1))
     assert unlabeled["turned"] == {**said["turned"], "accuracy": None}
+
+
+def test_a_prompt_that_stands_apart_is_named_where_the_others_agree(answers: tuple[np.ndarray, np.ndarray]) -> None:
+    """Batch calibration says the same under this prompt, so it speaks neither for nor against it."""
+    _, labels = answers
+    labels = labels.copy()
+    labels[3] = np.random.default_rng(2).integers(2, size=300)
+    apart = Prompts(confident(labels, 0.9))
+    share = np.mean(labels[3] == apart.predicted_together)
+    sentence = f"Prompt 3 stands apart: it gives only {share:.0%} of the documents the label of all prompts together."
+    assert doubts(apart, apart) == {3: sentence}
+    nobody = Prompts(confident(np.random.default_rng(3).integers(2, size=(5, 300)), 0.9))
+    assert doubts(nobody, nobody) == {}, "where no two agree, none is the one that is wrong"
+    [warning] = report({"bc": nobody}, np.full(300, -1))["bc"]["warnings"]
+    assert warning.startswith("The prompts do not agree with each other")
+
+
+def test_a_difference_by_chance_names_no_prompt(answers: tuple[np.ndarray, np.ndarray]) -> None:
+    _, reference = answers
+    other = reference.copy()
+    other[2, :3] = 1 - other[2, :3]
+    bc, method = (Prompts(confident(one, 0.9)) for one in (reference, other))
+    assert doubts(method, bc) == {}
 
 
 def test_a_prompt_that_is_less_probable_than_batch_calibration_is_found(
@@ -119,11 +139,11 @@ def test_a_prompt_that_is_less_probable_than_batch_calibration_is_found(
     bc, method = (Prompts(confident(one, 0.9)) for one in (reference, worse))
     [(number, reason)] = doubts(method, bc).items()
     assert number == 2
-    own, other = (method.probability_of(one)[2] for one in (worse, reference))
+    own, other = (method.probability_of(one)[2].mean() for one in (worse, reference))
     assert own < other
     assert reason == (
-        f"all prompts together find its labels {own:.1%} probable, those of batch calibration under the same prompt "
-        f"{other:.1%}"
+        f"Prompt 2 has gone wrong: all prompts together find its labels {own:.1%} probable, those of batch calibration "
+        f"under the same prompt {other:.1%}."
     )
 
 
