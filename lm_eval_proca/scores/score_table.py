@@ -26,7 +26,7 @@ ROLES = ("eval", "estimate", "content_free")
 _WHOLE_NUMBERS = ("index", "gold", "estimate_gold")
 _METADATA_KEY = b"lm_eval_proca"
 _VIEW = "view_"
-_ROW_GROUP = 16_384
+_ROW_GROUP = 8_192
 """Rows that are turned into columns and written at a time."""
 
 

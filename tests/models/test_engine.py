@@ -18,7 +18,8 @@ from lm_eval.models.huggingface import HFLM
 from transformers import PreTrainedTokenizerFast
 
 from lm_eval_proca.errors import ModelError
-from lm_eval_proca.models.engine import EngineLM, Prediction, Question
+from lm_eval_proca.models.engine import EngineLM, Prediction, Question, questions, read_answers
+from lm_eval_proca.models.prefix_tree import Request
 
 from .conftest import make_model
 from .test_shared_prefix import assert_same, instances, task
@@ -117,6 +118,33 @@ def test_an_engine_that_leaves_tokens_out_is_not_used(stock: HFLM, log: Any) -> 
         "tiny-shared-prefix scores like tiny: the engine does not return the log-probabilities of the tokens that it "
         "is asked for."
     ]
+
+
+def test_predictions_are_forgotten_once_they_are_read() -> None:
+    """Those of all documents with their probes would fill memory."""
+    alive = 0
+
+    class Counted(dict):  # type: ignore[type-arg]
+        def __del__(self) -> None:
+            nonlocal alive
+            alive -= 1
+
+    requests = [Request([1, 2, document, 3], [label]) for document in range(500) for label in (7, 8)]
+    probes = dict.fromkeys(range(0, 1000, 2), tuple(range(20, 40)))
+    plan = questions(requests, range(1000), probes=probes)
+
+    def predictions() -> Iterator[tuple[int, Prediction]]:
+        nonlocal alive
+        for place, question in enumerate(plan.asked):
+            alive += 1
+            yield place, Counted({token: -1.0 - token / 100 for token in question.tokens})
+
+    most = 0
+    for number, answer in read_answers(plan, requests, predictions(), probes):
+        most = max(most, alive)
+        assert (answer.values is None) == (number % 2 == 1)
+    assert len(plan.asked) == 500
+    assert most <= 3
 
 
 def test_long_continuations_are_left_to_stock(stock: HFLM) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from lm_eval_proca import BatchCalibrator, RepresentationCalibrator
 from lm_eval_proca.errors import ScoreTableError
 from lm_eval_proca.scores.fitting import fit_all
 from lm_eval_proca.scores.record import FORMAT, RunRecord
-from lm_eval_proca.scores.score_table import ScoreTable
+from lm_eval_proca.scores.score_table import NO_GOLD, ScoreTable
 from tests.score_tables import made_table
 
 
@@ -127,6 +128,34 @@ def test_hidden_states_travel_with_the_scores(tmp_path: Path) -> None:
     assert again.representations_of("estimate").shape == (2, 30, 16)
     np.testing.assert_array_equal(again.representations_of("eval")[1], table.representations[:20, 1])
     assert made_table().representations_of("eval") is None
+
+
+def test_a_large_table_is_written_in_bounded_memory(tmp_path: Path) -> None:
+    """100 000 documents with 126 probes each: what writing adds to the table itself is a part of it, not a copy."""
+    n, probes = 100_000, 126
+    values = np.random.default_rng(0).normal(size=(n, 1, probes)).astype(np.float16)
+    whole = ScoreTable(
+        role=np.repeat("eval", n),
+        index=np.arange(n),
+        gold=np.zeros(n, dtype=np.int64),
+        estimate_gold=np.full(n, NO_GOLD),
+        scores=np.zeros((n, 2)),
+        representations=values,
+        record=RunRecord(labels=("a", "b"), representation={"probes": list(range(probes))}),
+    )
+    arrow = pa.default_memory_pool()
+    pool = pa.proxy_memory_pool(arrow)
+    pa.set_memory_pool(pool)
+    tracemalloc.start()
+    try:
+        path = whole.save(tmp_path / "large.parquet")
+        added = tracemalloc.get_traced_memory()[1] + (pool.max_memory() or 0)
+    finally:
+        tracemalloc.stop()
+        pa.set_memory_pool(arrow)
+    assert added < values.nbytes
+    assert path.stat().st_size / n < 2 * probes + 50, "bytes per document"
+    assert ScoreTable.load(path) == whole
 
 
 def test_a_calibrator_of_hidden_states_is_fitted_on_a_table_and_left_out_without_them() -> None:
