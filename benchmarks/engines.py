@@ -101,6 +101,26 @@ def compare(pair: Pair, scenario: Scenario, prompts: Prompts, repeats: int) -> R
     )
 
 
+def cost_of_probes(pair: Pair, scenario: Scenario, prompts: Prompts, repeats: int) -> Ratio:
+    asking = prompts.asking()
+    answers: list[Any] = []
+    seconds = alternate(
+        {
+            "with": lambda: answers.append(pair.run(pair.ours, asking)),
+            "without": lambda: pair.run(pair.ours, prompts.requests),
+        },
+        repeats,
+    )
+    probes = {len(answer.representation.probes) for answer in answers[0][:: len(prompts.labels)]}
+    return Ratio(
+        f"{scenario}: vllm-shared-prefix with probes / without",
+        median_ratio(seconds, "with", "without"),
+        1.10,
+        at_most=True,
+        details={"seconds": [statistics.median(one) for one in seconds.values()], "probes": sorted(probes)},
+    )
+
+
 def processor_seconds() -> float:
     """Of this process and the engine's, which other work on the machine changes little."""
     here = psutil.Process()
@@ -121,6 +141,8 @@ def measure(arguments: argparse.Namespace) -> Iterator[Ratio]:
         documents = max(8, round(scenario.documents * arguments.scale))
         prompts = build(scenario.task, scenario.shots, documents, arguments.data_dir)
         yield compare(pair, scenario, prompts, arguments.repeats)
+        if scenario.task == "proca_sst2":
+            yield cost_of_probes(pair, scenario, prompts, max(5, arguments.repeats))
 
 
 def main(argv: list[str] | None = None) -> None:

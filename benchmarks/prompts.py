@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,8 @@ from typing import Any
 import yaml
 from jinja2 import Environment
 from lm_eval.api.instance import Instance
+
+from lm_eval_proca.representations import Asked, Layer, Wanted
 
 TASKS = Path(__file__).parent.parent / "task_configs"
 MADE_WORDS = {"proca_agnews": 38, "proca_ap": 70, "proca_dbpedia": 50, "proca_rte": 35}
@@ -23,6 +27,14 @@ class Prompts:
     requests: list[Instance]
     labels: list[str]
     gold: list[int]
+
+    def asking(self, layers: Sequence[Layer] = ()) -> list[Instance]:
+        """The same requests; the first label of each document asks for these layers or, without any, for probes."""
+        words = tuple(request.args[1] for request in self.requests[: len(self.labels)])
+        asked = [copy(request) for request in self.requests]
+        for request in asked[:: len(self.labels)]:
+            request.arguments = Asked.of(request.args, Wanted(tuple(layers), not layers, words))
+        return asked
 
 
 def build(task: str, shots: int, documents: int, data_dir: Path | None, draw: int = 0) -> Prompts:

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from copy import copy
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from lm_eval.api.instance import Instance
 
 from benchmarks.mixture import made_scores
 from benchmarks.prompts import build
@@ -21,24 +20,17 @@ from benchmarks.ratios import Ratio, alternate, median_ratio, save, show
 from benchmarks.scoring import FEW_SHOTS, Pair, Scenario, add_options, load, peak_memory, rows_folder
 from lm_eval_proca import RepresentationCalibrator
 from lm_eval_proca.harness.settings import Settings
-from lm_eval_proca.representations import Asked, Wanted
-
-
-def keeping(requests: list[Instance], labels: int) -> list[Instance]:
-    """The same requests, asking for the default layers at the first label of each document, as a task does."""
-    asking = [copy(request) for request in requests]
-    for request in asking[::labels]:
-        request.arguments = Asked.of(request.args, Wanted(Settings.layers))
-    return asking
 
 
 def capture(pair: Pair, scenario: Scenario, data_dir: Path | None, repeats: int) -> Ratio:
     prompts = build(scenario.task, scenario.shots, scenario.documents, data_dir)
-    asking = keeping(prompts.requests, len(prompts.labels))
+    asking = prompts.asking(Settings.layers)
+    answers: list[Any] = []
     seconds = alternate(
-        {"without": lambda: pair.run_ours(prompts.requests), "with": lambda: pair.run_ours(asking)}, repeats
+        {"without": lambda: pair.run_ours(prompts.requests), "with": lambda: answers.append(pair.run_ours(asking))},
+        repeats,
     )
-    if any(request.hidden_states is None for request in asking[:: len(prompts.labels)]):
+    if any(answer.values is None for answer in answers[0][:: len(prompts.labels)]):
         raise SystemExit(f"{scenario}: a document has no hidden states.")
     return Ratio(
         f"{scenario}: scoring with hidden states of {len(Settings.layers)} layers / without",

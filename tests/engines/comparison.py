@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from copy import copy
 from typing import Any
 
 import pytest
-from lm_eval.api.instance import Instance
-
-from benchmarks.prompts import Prompts
-from lm_eval_proca.representations import Asked, Wanted
 
 LogLikelihood = tuple[float, bool]
 
@@ -19,16 +14,6 @@ LogLikelihood = tuple[float, bool]
 def assert_same(actual: Sequence[LogLikelihood], expected: Sequence[LogLikelihood], atol: float = 1e-3) -> None:
     assert [value for value, _ in actual] == pytest.approx([value for value, _ in expected], abs=atol)
     assert [greedy for _, greedy in actual] == [greedy for _, greedy in expected]
-
-
-def asking(prompts: Prompts) -> list[Instance]:
-    """The requests of these prompts, which ask for probes at the first label of each document, as a task does."""
-    labels = len(prompts.labels)
-    words = tuple(request.args[1] for request in prompts.requests[:labels])
-    asked = [copy(request) for request in prompts.requests]
-    for request in asked[::labels]:
-        request.arguments = Asked.of(request.args, Wanted(probes=True, labels=words))
-    return asked
 
 
 @contextmanager

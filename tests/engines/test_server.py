@@ -14,7 +14,7 @@ from benchmarks.prompts import Prompts
 from benchmarks.scoring import accuracy
 from lm_eval_proca.errors import ModelError
 
-from .comparison import asking, assert_same
+from .comparison import assert_same
 
 
 def connect(kind: str, url: str, **options: Any) -> Any:
@@ -51,9 +51,9 @@ def test_one_request_for_a_document(server: str, sst2: Prompts) -> None:
 
 def test_labels_and_probes_share_a_request(server: str, sst2: Prompts) -> None:
     ours = connect("local-completions-shared-prefix", server)
-    ours.loglikelihood(asking(sst2), disable_tqdm=True)
+    ours.loglikelihood(sst2.asking(), disable_tqdm=True)
     before = engine_requests(server)
-    ours.loglikelihood(asking(sst2), disable_tqdm=True)
+    ours.loglikelihood(sst2.asking(), disable_tqdm=True)
     assert engine_requests(server) - before == len(sst2.gold)
 
 
@@ -75,7 +75,7 @@ def test_bytes_per_document(server: str, sst2: Prompts, caplog: pytest.LogCaptur
     """With labels and probes, at 4 shots."""
     caplog.set_level(logging.INFO, logger="lm_eval.proca")
     ours = connect("local-completions-shared-prefix", server)
-    ours.loglikelihood(asking(sst2), disable_tqdm=True)
+    ours.loglikelihood(sst2.asking(), disable_tqdm=True)
     [sent, received] = map(int, re.findall(r"(\d+) bytes sent, (\d+) received", caplog.text)[-1])
     print(f"{sent / len(sst2.gold):.0f} bytes sent and {received / len(sst2.gold):.0f} received for a document")
     assert sent + received <= 8000 * len(sst2.gold)

@@ -11,7 +11,7 @@ from benchmarks.engines import FOLDER
 from benchmarks.prompts import Prompts
 from benchmarks.scoring import accuracy
 
-from .comparison import asking, assert_same, counted
+from .comparison import assert_same, counted
 
 
 @pytest.mark.parametrize("task", ["sst2", "dbpedia"])
@@ -47,9 +47,9 @@ def test_probes_are_those_of_hf_and_need_no_further_request(
     with counted(vllm) as without:
         vllm.loglikelihood(prompts.requests, disable_tqdm=True)
     with counted(vllm) as having:
-        ours = vllm.loglikelihood(asking(prompts), disable_tqdm=True)
+        ours = vllm.loglikelihood(prompts.asking(), disable_tqdm=True)
     assert len(having) == len(without)
-    for one, other in zip(ours, hf.loglikelihood(asking(prompts), disable_tqdm=True), strict=True):
+    for one, other in zip(ours, hf.loglikelihood(prompts.asking(), disable_tqdm=True), strict=True):
         assert one.representation == other.representation
         if one.values is not None:
             assert one.values.shape == (1, 128 - len(prompts.labels))
