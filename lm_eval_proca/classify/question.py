@@ -88,7 +88,9 @@ class Question:
         if len(set(map(_name, self.columns))) < len(self.columns):
             raise TextsError(f"Two of the columns {', '.join(self.columns)} are too much alike; rename one.")
         if self.n_prompts > 1 and len(self.templates) == 1 and not self.demonstrations:
-            raise TextsError("Several prompts need demonstrations or several templates; give one of them, or one prompt.")
+            raise TextsError(
+                "Several prompts need demonstrations or several templates; give one of them, or one prompt."
+            )
         if (self.num_fewshot or 0) > len(self.demonstrations):
             raise TextsError(
                 f"{self.num_fewshot} demonstrations are wanted in a prompt, but there are {len(self.demonstrations)}."

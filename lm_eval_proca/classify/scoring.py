@@ -84,8 +84,8 @@ class Scorer:
         for number, row in rows.items():
             try:
                 docs[number] = self.task.question.doc(row)
-            except Unusable as why:
-                unusable[number] = str(why)
+            except Unusable as reason:
+                unusable[number] = str(reason)
         documents = {number: Document("eval", number, NO_GOLD) for number in docs}
         plan = ScoringPlan(documents, {}, self.task.plan.records)
         by_prompt = self._answered(plan, docs, unusable) if docs else []
