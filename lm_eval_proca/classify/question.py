@@ -95,7 +95,8 @@ class Question:
             raise TextsError(
                 f"{self.num_fewshot} demonstrations are wanted in a prompt, but there are {len(self.demonstrations)}."
             )
-        for _, label in self.demonstrations:
+        for row, label in self.demonstrations:
+            self._shown(row)
             if label not in self.labels:
                 raise TextsError(f"A demonstration has the label {label!r}; the labels are {', '.join(self.labels)}.")
 
