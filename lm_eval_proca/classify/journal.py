@@ -43,24 +43,25 @@ class Labeled:
 
 @dataclass(frozen=True)
 class Journal:
+    """The folder, and what decides the run; nothing is written before something was paid for."""
+
     folder: Path
+    identity: Identity
 
     @classmethod
     def begin(cls, folder: Path, identity: Identity) -> Journal:
-        """Go on with what the same run has left, or begin; what another run has left is never overwritten."""
-        file = folder / IDENTITY_FILE
+        """Go on with what the same run has left, or begin; what another run has paid for is never overwritten."""
         with _files_at(folder):
-            if not file.exists():
-                folder.mkdir(parents=True, exist_ok=True)
-                _write(file, identity)
-                return cls(folder)
-            other = differences(_read(file), json.loads(json.dumps(identity)))
+            if not any(folder.glob("*-*.json")):
+                shutil.rmtree(folder, ignore_errors=True)
+                return cls(folder, identity)
+            other = differences(_read(folder / IDENTITY_FILE), json.loads(json.dumps(identity)))
         if other:
             raise TextsError(
                 f"{folder} has what another run with the same output has left: it differs in {other}. Delete the "
                 f"folder to begin anew, or choose another output."
             )
-        return cls(folder)
+        return cls(folder, identity)
 
     def scored(self, number: int, score: Callable[[], Scored]) -> Scored:
         """The scores of a chunk of rows to fit on, kept or made now."""
@@ -74,7 +75,7 @@ class Journal:
         with _files_at(self.folder):
             for prompt, table in enumerate(found.tables):
                 table.save(self._table(number, prompt))
-            _write(file, {"rows": found.rows, "unusable": found.unusable, "tables": len(found.tables)})
+            self._keep(file, {"rows": found.rows, "unusable": found.unusable, "tables": len(found.tables)})
         return found
 
     def _table(self, number: int, prompt: int) -> Path:
@@ -89,8 +90,14 @@ class Journal:
                 return Labeled(_by_row(kept["log_proba"]), _by_row(kept["unusable"]))
         found = label()
         with _files_at(self.folder):
-            _write(file, {"log_proba": found.log_proba, "unusable": found.unusable})
+            self._keep(file, {"log_proba": found.log_proba, "unusable": found.unusable})
         return found
+
+    def _keep(self, file: Path, value: Any) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if not (self.folder / IDENTITY_FILE).exists():
+            _write(self.folder / IDENTITY_FILE, self.identity)
+        _write(file, value)
 
     def end(self) -> None:
         shutil.rmtree(self.folder)

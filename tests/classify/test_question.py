@@ -8,12 +8,15 @@ from lm_eval.api.task import ConfigurableTask
 
 from lm_eval_proca.classify.question import Question, TextTask, Unusable
 from lm_eval_proca.errors import TextsError
+from lm_eval_proca.harness.documents import Document
 from lm_eval_proca.harness.filters import ScoringPlan
 from lm_eval_proca.scores.score_table import NO_GOLD
-from lm_eval_proca.harness.documents import Document
 
 TICKETS = [{"Ticket body": " my parcel is late ", "2nd": "Oslo"}, {"Ticket body": "charged twice", "2nd": "Rome"}]
-SHOWN = [({"Ticket body": "broken on arrival", "2nd": "Bern"}, "Returns"), ({"Ticket body": "a refund", "2nd": "Pisa"}, "Billing")]
+SHOWN = [
+    ({"Ticket body": "broken on arrival", "2nd": "Bern"}, "Returns"),
+    ({"Ticket body": "a refund", "2nd": "Pisa"}, "Billing"),
+]
 LABELS = ("Billing", "Shipping", "Returns")
 
 
@@ -45,9 +48,7 @@ def stock_requests(**config: Any) -> list[tuple[str, str]]:
 
 
 def test_prompts_are_those_that_lm_eval_builds_from_a_yaml():
-    samples = [
-        {"body": row["Ticket body"], "place": row["2nd"], "team": LABELS.index(label)} for row, label in SHOWN
-    ]
+    samples = [{"body": row["Ticket body"], "place": row["2nd"], "team": LABELS.index(label)} for row, label in SHOWN]
     expected = stock_requests(
         description="Who answers?\n\n",
         doc_to_text="{{place}}: {{body.strip()}}\nTeam:",

@@ -97,4 +97,3 @@ def test_files_are_refused_in_a_sentence(tmp_path: Path):
     (tmp_path / "texts.parquet").write_text("body")
     with pytest.raises(TextsError, match=r"is damaged or not a \.parquet file"):
         survey(tmp_path / "texts.parquet")
-
