@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from lm_eval.api.model import LM
+from lm_eval.utils import simple_parse_args_string
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 
@@ -54,8 +54,8 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
         Several columns may appear, several templates are several prompts.
     model : str or lm_eval.api.model.LM, default="hf-shared-prefix"
         lm-eval's name of a backend, or a model that is loaded already.
-    model_args : dict, optional
-        Arguments of the backend, e.g. ``{"pretrained": "EleutherAI/pythia-1.4b"}``.
+    model_args : dict or str, optional
+        Arguments of the backend, e.g. ``{"pretrained": "EleutherAI/pythia-1.4b"}``, or as for lm_eval.
     calibrator : str or Calibrator, default="auto"
         A name, or an unfitted calibrator with its parameters. "auto" is ``proca_h`` where the model gives hidden
         states (hf-shared-prefix), else ``bc``.
@@ -113,7 +113,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
         labels: Sequence[str],
         template: str | Sequence[str],
         model: str | LM = "hf-shared-prefix",
-        model_args: Mapping[str, Any] | None = None,
+        model_args: Mapping[str, Any] | str | None = None,
         calibrator: str | Calibrator = AUTO,
         demonstrations: Any = None,
         num_fewshot: int | None = None,
@@ -242,7 +242,9 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
         """The model by its name and arguments; None for one that was loaded elsewhere."""
         if isinstance(self.model, LM):
             return None
-        return _model(self.model, json.dumps(dict(self.model_args or {})), self.batch_size, self.device)
+        given = self.model_args or {}
+        args = simple_parse_args_string(given) if isinstance(given, str) else given
+        return _model(self.model, _Arguments(args), self.batch_size, self.device)
 
     def make_scorer(self) -> Scorer:
         """The question as a task, and the model, which is loaded now."""
@@ -292,10 +294,17 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
         return load_classifier(cls, folder, **params)
 
 
+class _Arguments(dict[str, Any]):
+    """Arguments of a model as the key of a cache."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(frozenset(self))
+
+
 @lru_cache(maxsize=1)
-def _model(backend: str, model_args: str, batch_size: int | str, device: str) -> Model:
+def _model(backend: str, model_args: _Arguments, batch_size: int | str, device: str) -> Model:
     """The last model stays loaded: cross-validation asks for it once for each fold."""
-    return Model(backend, json.loads(model_args), batch_size=batch_size, device=device)
+    return Model(backend, dict(model_args), batch_size=batch_size, device=device)
 
 
 def _demonstrations(given: Any, columns: Sequence[str]) -> tuple[tuple[Row, str], ...]:

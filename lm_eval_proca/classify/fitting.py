@@ -12,7 +12,7 @@ from lm_eval_proca.calibration.base import Calibrator
 from lm_eval_proca.calibration.registry import make_calibrator, registered_name
 from lm_eval_proca.classify.scoring import Scored
 from lm_eval_proca.errors import CalibrationError, TextsError
-from lm_eval_proca.scores.fitting import Fit, fit
+from lm_eval_proca.scores.fitting import ROWS_PER_LABEL, Fit, fit
 from lm_eval_proca.scores.score_table import ScoreTable
 from lm_eval_proca.scores.together import REFERENCE, methods_of, report, side_by_side
 
@@ -44,6 +44,9 @@ class Fitted:
 def fit_scored(scored: Scored, given: str | Calibrator) -> Fitted:
     if not scored.tables:
         raise TextsError("None of the rows has a text that can be used; check the text column.")
+    least = ROWS_PER_LABEL * len(scored.tables[0].labels)
+    if len(scored.rows) < least:
+        raise TextsError(f"{len(scored.rows)} usable texts are too few to calibrate on; give at least {least}.")
     chosen = calibrator_named(given)
     if given == AUTO and not scored.tables[0].representations:
         chosen = make_calibrator(ALWAYS, {})

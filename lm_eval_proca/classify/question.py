@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 import datasets
-from jinja2 import Environment, TemplateError, meta
+from jinja2 import Environment, TemplateError, meta, nodes
 
 from lm_eval_proca.errors import TextsError
 from lm_eval_proca.harness.documents import CONTENT_FREE_TEXTS, UnlabeledDoc
@@ -23,6 +23,10 @@ from lm_eval_proca.scores.fitting import RAW
 Row = Mapping[str, Any]
 
 _COLUMN = re.compile(r"\{([^{}]+)\}")
+HARMLESS = (nodes.Output, nodes.TemplateData, nodes.Name, nodes.Const, nodes.If, nodes.CondExpr)
+HARMLESS_METHODS = {"strip", "lstrip", "rstrip", "trim", "lower", "upper", "title", "capitalize", "replace", "truncate"}
+"""Methods and filters of texts."""
+
 _GOLD = "gold label"
 """The column of a demonstration's label; the name of a text column has no blank, see :func:`_name`."""
 
@@ -232,6 +236,19 @@ def _columns(template: str) -> list[str]:
 
 def _jinja(template: str) -> str:
     return template if _is_jinja(template) else _COLUMN.sub(lambda found: f"{{{{{_name(found[1])}}}}}", template)
+
+
+def is_harmless(template: str) -> bool:
+    """Whether a template only shows and trims texts. lm-eval renders any Jinja, which can run any code."""
+    return all(map(_is_harmless, Environment().parse(template).find_all(nodes.Node)))
+
+
+def _is_harmless(node: nodes.Node) -> bool:
+    if isinstance(node, nodes.Call):
+        return isinstance(node.node, nodes.Getattr)  # which is a node of its own
+    if isinstance(node, nodes.Getattr):
+        return node.attr in HARMLESS_METHODS
+    return node.name in HARMLESS_METHODS if isinstance(node, nodes.Filter) else isinstance(node, HARMLESS)
 
 
 def _name(column: str) -> str:

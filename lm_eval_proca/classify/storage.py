@@ -1,19 +1,21 @@
 """A fitted classifier of texts as a folder: `classifier.json` says what is asked, `calibrator.json` is the calibrator.
 
-Both are JSON; nothing in them is executed or imported. Keys, tokens and passwords among the arguments of the model are
-left out: give them again when you load the folder.
+Both are JSON, and nothing in them is executed or imported: templates that could run code are refused. Keys, tokens and
+passwords among the arguments of the model are left out: give them again when you load the folder.
 """
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from lm_eval_proca.calibration.storage import load_calibrator
+from lm_eval_proca.classify.question import Question, is_harmless
 from lm_eval_proca.errors import ProcaError, TextsError
 from lm_eval_proca.files import replacing
 from lm_eval_proca.scores.identity import content
@@ -33,6 +35,7 @@ REPLACED = ("model", "model_args", "batch_size", "device")
 
 def save_classifier(classifier: TextClassifier, folder: str | os.PathLike[str]) -> None:
     place, question, named = Path(folder), classifier.question, classifier.named_model
+    _check_harmless(place, question, {})
     params = {
         "labels": question.labels,
         "template": question.templates,
@@ -59,7 +62,7 @@ def save_classifier(classifier: TextClassifier, folder: str | os.PathLike[str]) 
             "calibrator": content(place / CALIBRATOR),
         }
         with replacing(place / CLASSIFIER) as unfinished:
-            unfinished.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+            unfinished.write_text(json.dumps(document, indent=2, default=str) + "\n", encoding="utf-8")
     except OSError as error:
         raise TextsError(f"The classifier cannot be saved in {folder} ({error.strerror}).") from error
 
@@ -78,6 +81,7 @@ def load_classifier(cls: type[Classifier], folder: str | os.PathLike[str], **rep
         classifier.calibrator_ = load_calibrator(place / CALIBRATOR)
         classifier.probe_, classifier.report_ = document["probe"], dict(document["report"])
         question = classifier.question
+        _check_harmless(place, question, {} if "model_args" in given else params["model_args"] or {})
         shape = np.array(classifier.probe_, dtype=float).shape
     except ProcaError:
         raise
@@ -87,6 +91,20 @@ def load_classifier(cls: type[Classifier], folder: str | os.PathLike[str], **rep
         raise _refusal(place, "has labels and prompts that are not those of its calibrator")
     classifier.classes_ = np.sort(np.array(question.labels))
     return classifier
+
+
+def _check_harmless(place: Path, question: Question, model_args: Mapping[str, Any]) -> None:
+    """Refuse what would run code of whoever made the folder."""
+    if unsafe := [one for one in (*question.templates, question.description) if not is_harmless(one)]:
+        raise TextsError(
+            f"{place} cannot have the template {unsafe[0]!r}, which could run code; a saved one may only show columns "
+            f"and use methods of texts such as strip."
+        )
+    if str(model_args.get("trust_remote_code", False)).lower() == "true":
+        raise TextsError(
+            f"The model of {place} runs code of its own (trust_remote_code); give the model_args yourself if you trust "
+            f"it."
+        )
 
 
 def _read(place: Path) -> dict[str, Any]:

@@ -117,6 +117,8 @@ def test_a_text_that_cannot_be_used_has_no_label(lm, texts: list[str], caplog: p
     assert found[found != ""].tolist() == classifier(lm).fit_predict(texts).tolist()
     with pytest.raises(TextsError, match="None of the rows"):
         made.fit(["", " "])
+    with pytest.raises(TextsError, match="9 usable texts are too few to calibrate on; give at least 10"):
+        made.fit(texts[:9])
 
 
 def test_of_many_texts_a_fixed_part_is_fitted_on(lm):
@@ -174,6 +176,8 @@ def test_another_model_is_refused(saved: Path, lm, texts: list[str], tiny_gpt2: 
     with pytest.raises(ModelError, match="another model than the classifier was fitted with"):
         TextClassifier.load(saved, model=HFLM(pretrained=str(tiny_gpt2), device="cpu")).predict(texts)
     assert len(TextClassifier.load(saved, model=lm).predict(texts)) == len(texts)
+    with pytest.raises(TextsError, match="which could run code"):
+        classifier(lm, template="{% for word in body.split() %}{{word}} {% endfor %}:").fit(texts).save(saved)
     with pytest.raises(TextsError, match="labels is part of a saved classifier"):
         TextClassifier.load(saved, model=lm, labels=["a", "b"])
 
@@ -197,6 +201,9 @@ def edited(**changes: Any) -> Any:
         (edited(params={"template": ["{a}:", "{b}:"]}), "labels and prompts that are not those of its calibrator"),
         (edited(params={"unknown": 1}), "was changed"),
         (edited(probe="x"), "was changed"),
+        (edited(params={"template": ["{{body.__class__}}"]}), "which could run code"),
+        (edited(params={"description": "{{ cycler.__init__ }}"}), "which could run code"),
+        (edited(params={"model": "hf", "model_args": {"trust_remote_code": True}}), "runs code of its own"),
         (lambda folder: (folder / CLASSIFIER).write_text("{"), "is damaged"),
         (lambda folder: (folder / CLASSIFIER).unlink(), "holds no saved classifier"),
         (lambda folder: (folder / CALIBRATOR).write_text("{}"), "has another calibrator.json"),

@@ -6,7 +6,7 @@ import datasets
 import pytest
 from lm_eval.api.task import ConfigurableTask
 
-from lm_eval_proca.classify.question import Question, TextTask, Unusable
+from lm_eval_proca.classify.question import Question, TextTask, Unusable, is_harmless
 from lm_eval_proca.errors import TextsError
 from lm_eval_proca.harness.documents import Document
 from lm_eval_proca.harness.filters import ScoringPlan
@@ -69,6 +69,28 @@ def test_a_template_in_jinja_is_lm_evals_own():
     question = Question(labels=LABELS, templates=("{% if body %}{{body|upper}}{% endif %} ->",))
     assert question.columns == ("body",)
     assert asked(question, rows)[0] == ("MY PARCEL IS LATE ->", " Billing")
+
+
+@pytest.mark.parametrize(
+    ("template", "harmless"),
+    [
+        ("Ticket: {body}", True),
+        ("{{body.strip()}} {{body | upper}}", True),
+        ("{% if body %}{{ body.replace('a', 'b') }}{% else %}none{% endif %}", True),
+        ("{{ body.__class__.__mro__ }}", False),
+        ("{{ body['__class__'] }}", False),
+        ("{{ body | attr('__class__') }}", False),
+        ("{{ lipsum() }}", False),
+        ("{{ lipsum.__globals__ }}", False),
+        ("{{ '{0.__class__}'.format(body) }}", False),
+        ("{% for x in body %}{{ x }}{% endfor %}", False),
+        ("{% include 'file' %}", False),
+        ("{{ body.strip()['__class__'] }}", False),
+        ("{{ (body.__init__)() }}", False),
+    ],
+)
+def test_templates_of_strangers_may_only_show_texts(template: str, harmless: bool):
+    assert is_harmless(template) is harmless
 
 
 def test_prompts_differ_in_templates_orders_or_draws():
