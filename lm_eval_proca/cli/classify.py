@@ -141,7 +141,7 @@ def _said(outcome: Outcome, output: Path) -> Iterator[str]:
     if outcome.mean_probability is not None:
         yield f"mean probability of the labels: {outcome.mean_probability:.2f}"
     if fit["estimated_accuracy"] is not None:
-        yield f"estimated accuracy: {fit['estimated_accuracy']:.2f} (without labels, often ten points off)"
+        yield f"estimated accuracy: {fit['estimated_accuracy']:.2f} (a guess without labels, ten points off or more)"
     for warning in fit["warnings"]:
         yield f"warning: {warning}"
     yield f"All of this is in {report_file(output)}."
