@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -127,12 +127,30 @@ _READERS: Mapping[str, Callable[[Path], Iterator[Row]]] = {
 @contextmanager
 def writing(path: Path, given: Survey, added: Mapping[str, pa.DataType]) -> Iterator[Write]:
     """Write rows with the columns of a surveyed file and further ones; a reader sees the whole file or none."""
+    with ExitStack() as stack:
+        with _to_disk(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            unfinished = stack.enter_context(replacing(path))
+            write = stack.enter_context(_WRITERS[ending(path)](unfinished, given, added))
+
+        def write_rows(rows: Sequence[Row]) -> None:
+            with _to_disk(path):
+                write(rows)
+
+        yield write_rows
+        with _to_disk(path):
+            stack.close()
+
+
+@contextmanager
+def _to_disk(path: Path) -> Iterator[None]:
+    """Around what writes, and not around the model that works in between: a lost server is an OSError too."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as unfinished, _WRITERS[ending(path)](unfinished, given, added) as write:
-            yield write
+        yield
     except OSError as error:
-        raise TextsError(f"{path} cannot be written ({error.strerror or error}); repeat the command later.") from error
+        raise TextsError(
+            f"{path} cannot be written ({error.strerror or error}); mend that and repeat the command."
+        ) from error
 
 
 @contextmanager

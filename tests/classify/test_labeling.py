@@ -170,6 +170,18 @@ def test_a_broken_run_goes_on_and_pays_for_nothing_twice(calls: int, tmp_path: P
     assert not (tmp_path / "out.csv.partial").exists()
 
 
+def test_an_error_of_the_model_is_not_one_of_the_file(tmp_path: Path):
+    class Unreachable(Hashing):
+        def loglikelihood(self, requests):
+            if self.asked:
+                raise ConnectionError("the server is gone")
+            return super().loglikelihood(requests)
+
+    source = make_file(tmp_path / "texts.csv", 2 * CHUNK)
+    with pytest.raises(ConnectionError, match="the server is gone"):
+        label_file(classifier(Unreachable()), source, tmp_path / "out.csv", progress=False)
+
+
 def test_another_run_with_the_same_output_is_refused(tmp_path: Path):
     source = make_file(tmp_path / "texts.csv", 2 * CHUNK)
     with pytest.raises(RuntimeError):

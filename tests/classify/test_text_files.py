@@ -90,6 +90,9 @@ def test_lines_that_cannot_be_read_are_rows_with_a_reason(tmp_path: Path):
 
 
 def test_files_are_refused_in_a_sentence(tmp_path: Path):
+    (tmp_path / "a file").touch()
+    with pytest.raises(TextsError, match=r"cannot be written \(.*\); mend that and repeat the command"):
+        written(make_csv(tmp_path / "texts.csv"), tmp_path / "a file" / "out.csv")
     with pytest.raises(TextsError, match=r"must end in \.csv, \.jsonl, \.parquet"):
         survey(tmp_path / "texts.xlsx")
     with pytest.raises(TextsError, match="cannot be read"):
