@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from lm_eval_proca.calibration.ensemble import PromptEnsemble as PromptEnsemble
     from lm_eval_proca.calibration.prototypical import PrototypicalCalibrator as PrototypicalCalibrator
     from lm_eval_proca.calibration.storage import load_calibrator as load_calibrator
+    from lm_eval_proca.classify.classifier import TextClassifier as TextClassifier
     from lm_eval_proca.errors import ProcaError as ProcaError
     from lm_eval_proca.harness.task import CalibratedTask as CalibratedTask
     from lm_eval_proca.scores.score_table import ScoreTable as ScoreTable
@@ -35,6 +36,7 @@ _HOME = {
     "PrototypicalCalibrator": "calibration.prototypical",
     "RepresentationCalibrator": "calibration.anchored",
     "ScoreTable": "scores.score_table",
+    "TextClassifier": "classify.classifier",
     "load_calibrator": "calibration.storage",
 }
 

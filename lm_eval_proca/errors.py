@@ -29,3 +29,7 @@ class ModelError(ProcaError, RuntimeError):
 
 class ResultsError(ProcaError, ValueError):
     """Result folders that cannot be read or compared."""
+
+
+class TextsError(ProcaError, ValueError):
+    """Texts, labels or templates that cannot be classified, or a file of them that cannot be read."""

@@ -18,7 +18,7 @@ BEGIN, END = "<!-- import graph: python -m tests.test_imports -->\n", "<!-- end 
 
 LAYERS = (
     ("cli",),
-    ("paper", "compare"),
+    ("paper", "compare", "classify"),
     ("sweep", "runs"),
     ("harness", "models"),
     ("scores",),

@@ -17,6 +17,7 @@ COMMANDS = {
     "analyze": "the paper's analyses: a table and a figure from score tables, or from runs that it makes itself",
     "apply": "use a calibrator saved by `lm-eval-proca calibrate --save` on new scores",
     "calibrate": "calibrate finished runs from their scores: output folders of lm_eval, sample logs, or score tables",
+    "classify": "label the texts of a file with a prompt, label words and a model; no labeled text is needed",
     "compare": "compare models and calibrators: the paper's table and a leaderboard from result folders",
     "demo": "run lm_eval on proca_demo, 4 shots, with a small language model from PyPI",
     "generate": "write an estimate set with the model itself, from two labeled examples per class (ProCa-g)",

@@ -13,8 +13,10 @@ from lm_eval_proca.errors import CalibrationError, TaskError
 if TYPE_CHECKING:
     from lm_eval_proca.sweep.cell import GivenSettings, Model
 
+BACKEND = "hf-shared-prefix"
 
-def add_param_option(parser: argparse.ArgumentParser) -> None:
+
+def add_param_option(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--param",
         nargs="+",
@@ -46,14 +48,21 @@ def add_include_path(parser: argparse._ActionsContainer) -> None:
     )
 
 
-def add_backend_options(parser: argparse._ActionsContainer, *, batch_size: int | str, **model_args: Any) -> None:
-    """The model, the settings of the tasks and their folders, in lm_eval's words; `model_args` change that option."""
+def add_model_options(parser: argparse._ActionsContainer, *, batch_size: int | str, **model_args: Any) -> None:
+    """The model, in lm_eval's words; `model_args` change that option."""
     add = parser.add_argument
-    add_include_path(parser)
-    add("--model", default="hf-shared-prefix", help="lm-eval's name of the backend (default: %(default)s)")
+    add("--model", default=BACKEND, help=f"lm-eval's name of the backend (default: {BACKEND})")
     add("--batch_size", default=batch_size, help="as for lm_eval: a number, auto or auto:N (default: %(default)s)")
     add("--device", default="cuda:0", help="as for lm_eval (default: %(default)s, or the CPU where there is none)")
-    add(
+    model_args.setdefault("help", "as for lm_eval, e.g. pretrained=NAME,dtype=float16")
+    add("--model_args", nargs="+", metavar="KEY=VALUE", **model_args)
+
+
+def add_backend_options(parser: argparse._ActionsContainer, *, batch_size: int | str, **model_args: Any) -> None:
+    """The model, the settings of the tasks and their folders."""
+    add_include_path(parser)
+    add_model_options(parser, batch_size=batch_size, **model_args)
+    parser.add_argument(
         "--metadata",
         nargs="+",
         action="extend",
@@ -61,8 +70,6 @@ def add_backend_options(parser: argparse._ActionsContainer, *, batch_size: int |
         metavar="proca.KEY=VALUE",
         help="settings for every task, as for lm_eval",
     )
-    model_args.setdefault("help", "as for lm_eval, e.g. pretrained=NAME,dtype=float16")
-    add("--model_args", nargs="+", metavar="KEY=VALUE", **model_args)
 
 
 def model_of(args: argparse.Namespace, given: Sequence[str]) -> Model:
