@@ -32,6 +32,7 @@ from tests.sweep import test_disk
 from tests.sweep.test_disk import Mount, finished
 from tests.sweep.test_nodes import scores
 from tests.sweep.test_sweep import cells_of
+from tests.sweep.test_workers import pids_that_run
 
 pytestmark = pytest.mark.campaign
 
@@ -224,7 +225,7 @@ def test_a_sweep_on_a_disk_that_fills(
     for number, patterns in enumerate(fits, start=1):
         whole = pages(file for folder in folders[:number] for file in folder.rglob("*"))
         part = pages(file for pattern in patterns for file in folders[number].glob(pattern))
-        mount(f"size={(whole + part + 2) * PAGE // 1024}k")  # one more for the lock, one that is too few
+        mount(f"size={(whole + part + 2) * PAGE // 1024}k")  # one more for the claim, one that is too few
         command = start([*sweep, str(place)])
         assert re.search(r"cannot be written to .* \(.*(No space|disk full).*\)\. Finished cells", command.sentence())
         kept = assert_kept(kept, place)
@@ -253,24 +254,25 @@ def test_a_sweep_on_a_disk_that_turns_read_only(
 
 
 def test_two_sweeps_at_the_same_time(sweep: list[str], cells: dict[str, Path], start: Start, tmp_path: Path) -> None:
-    """Both start together; whichever comes first holds the folder and stands still until the other has ended."""
+    """Both start together and share the cells; one stands still in the middle of one, and the other leaves it that."""
     runs = tmp_path / "runs"
-    both = {command.process.pid: command for command in (start([*sweep, str(runs)]) for _ in range(2))}
-
-    def holder() -> Command | None:
-        said = [re.match(r"process (\d+) on", lock.read_text()) for lock in runs.glob("*/.lock")]
-        return next((both[int(pid[1])] for pid in said if pid), None)
-
-    while (first := holder()) is None:
-        assert any(command.process.poll() is None for command in both.values())
-        time.sleep(0.001)
-    first.stop_when(lambda: bool(hidden(runs)))
-    [second] = [command for command in both.values() if command is not first]
-    assert f"Another run (process {first.process.pid} on " in second.sentence()
+    both = [start([*sweep, str(runs)]) for _ in range(2)]
+    first, second = both
+    first.stop_when(lambda: first.process.pid in pids_that_run(runs) and bool(hidden(runs)))
+    while "waiting for cells that other workers run" not in second.printed():
+        assert second.process.poll() is None, second.printed()
+        time.sleep(0.01)
+    assert f"process {first.process.pid} on " in second.printed()
+    assert len(cells_of(runs)) == CELLS - 1
+    assert len(hidden(runs)) <= 1
     assert_right(runs, cells)
+    kept = finished(runs)
     first.go_on()
-    finishes(first, runs, cells, kept={})
-    assert cells_run(second) == []
+    assert [command.end() for command in both] == [0, 0], first.printed() + second.printed()
+    assert_kept(kept, runs)
+    assert_right(runs, cells)
+    assert sorted(cells_run(first) + cells_run(second)) == sorted(name.rpartition("-")[0] for name in cells)
+    assert not hidden(runs)
 
 
 # ------------------------------------------------------------------ calibrate
