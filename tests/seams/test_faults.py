@@ -24,7 +24,7 @@ import pytest
 
 from lm_eval_proca.runs.output_folder import result_files
 from lm_eval_proca.runs.score_files import find_score_tables
-from tests.cli.test_output_folders import GROUPS, matrix
+from tests.cli.test_output_folders import GROUPS, answers, matrix
 from tests.conftest import ROOT
 from tests.launch import SECONDS, Node
 from tests.output_folders import write_output
@@ -172,12 +172,6 @@ def hidden(folder: Path, inside: str = "") -> list[str]:
     return glob(f"{folder}/*/.unfinished-*/{inside}")
 
 
-def answers(log: Path) -> list[tuple]:
-    """Of each line of a sample log: the document, the calibrator, and whether it is right."""
-    lines = map(json.loads, log.read_text().splitlines())
-    return [(line["doc_id"], line["filter"], line["acc"]) for line in lines]
-
-
 def cells_run(command: Command) -> list[str]:
     """Cells that a sweep says to have finished itself."""
     return re.findall(r"^(proca_sst2-\S+): none ", command.log.read_text(), flags=re.MULTILINE)
@@ -280,12 +274,13 @@ def test_two_sweeps_at_the_same_time(sweep: list[str], cells: dict[str, Path], s
 
 @pytest.fixture(scope="module")
 def calibrate(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Three models, each with two tasks and their group; without the folder to write to."""
+    """Three models, each with two tasks and their group, in a process that can be stopped; without the output."""
     folder = tmp_path_factory.mktemp("output_of_lm_eval")
     for number, model in enumerate(("org/large", "org/medium", "org/small")):
         tasks = {task: matrix(3 * number + k, separation=2.5 - number) for k, task in enumerate(GROUPS["all"])}
         write_output(folder, model, tasks, groups=GROUPS)
-    return ["calibrate", str(folder), "--calibrators", "bc,proca", "--param", "proca.n_init=20", "--output"]
+    options = ["--calibrators", "bc,proca", "--param", "proca.n_init=20", "--jobs", "1"]
+    return ["calibrate", str(folder), *options, "--output"]
 
 
 @pytest.fixture(scope="module")
@@ -341,6 +336,25 @@ def test_a_calibration_that_is_killed_twice(
         assert_whole(output, calibrated)
     assert 0 < len(results(output)) < 3
     assert parts(output)
+    writes_everything(start([*calibrate, str(output)]), output, calibrated)
+
+
+def test_a_calibration_on_two_processes_that_is_killed(
+    calibrate: list[str], calibrated: Path, start: Start, tmp_path: Path
+) -> None:
+    """More restarts, so that it needs the second process; what is written then has other numbers, but is whole."""
+    output, parallel = tmp_path / "calibrated", ["--jobs", "2", "--param", "proca.n_init=200"]
+    command = start([*calibrate, str(output), *parallel])
+    command.stop_when(lambda: bool(results(output)))
+    workers = command.workers()
+    command.process.kill()
+    command.process.wait()
+    end = time.monotonic() + SECONDS
+    while any(Path(f"/proc/{pid}").exists() for pid in workers):
+        assert time.monotonic() < end, "processes outlive the command"
+        time.sleep(0.01)
+    for file in written(output).values():
+        assert file.suffix != ".json" or len(json.loads(file.read_text())["results"]) == 3
     writes_everything(start([*calibrate, str(output)]), output, calibrated)
 
 
