@@ -26,6 +26,16 @@ def launchers(*, nodes: int = 1, processes: int = 1) -> list[list[str]]:
     return [[*torchrun, f"--node_rank={node}"] for node in range(nodes)]
 
 
+def accelerate(processes: int) -> list[str]:
+    """The same for `accelerate launch`, with an answer to all that it would ask about.
+
+    Without GPUs it starts one process, whatever --num_processes says, unless it is told --multi_gpu.
+    """
+    launch = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch", f"--num_processes={processes}"]
+    launch += ["--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no"]
+    return launch + ([] if processes == 1 else ["--multi_gpu", f"--main_process_port={free_port()}"])
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -12,11 +12,12 @@ from lm_eval_proca.calibration.base import Calibrator
 from lm_eval_proca.calibration.registry import CALIBRATORS
 from lm_eval_proca.cli.calibrate_runs import calibrate_folders
 from lm_eval_proca.cli.calibrate_together import calibrate_sets, could_be_together
-from lm_eval_proca.cli.options import add_param_option, calibrator_params, names
+from lm_eval_proca.cli.options import add_jobs_option, add_param_option, calibrator_params, names
 from lm_eval_proca.cli.wording import folds_in_words, headline, number
 from lm_eval_proca.compare.formats.tabular import check_rows_file, text_table, write_rows
 from lm_eval_proca.errors import CalibrationError, ResultsError
 from lm_eval_proca.runs.output_folder import visible_files
+from lm_eval_proca.runs.processes import cores, processes
 from lm_eval_proca.runs.score_files import find_score_tables, read_run
 from lm_eval_proca.scores import fitting
 from lm_eval_proca.scores.fitting import Measured
@@ -38,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--calibrators", metavar="NAMES", help="e.g. proca,bc,conca (default: those of the run, with its parameters)")
     add_param_option(parser)
+    add_jobs_option(parser)
     add(
         "--output",
         metavar="PATH",
@@ -73,8 +75,7 @@ def run(args: argparse.Namespace) -> int:
         )
     written: list[dict[str, Any]] = []
     fitted: list[Calibrator] = []
-    for (path, table), calibrators in zip(tables, chosen, strict=True):
-        measured, failures = fitting.recalibrate(table, calibrators)
+    for (path, table), (measured, failures) in zip(tables, _recalibrated(tables, chosen, args.jobs), strict=True):
         print(f"{_headline(table)}\n{path}")
         _print(table, measured, failures, by_label=args.bias or len(tables) == 1)
         if (reason := table.not_finite()) is not None:
@@ -93,6 +94,14 @@ def run(args: argparse.Namespace) -> int:
         fitted[0].save(args.save)
         print(f"calibrator saved to {args.save}", file=sys.stderr)
     return 1 if any(table.not_finite() for _, table in tables) else 0
+
+
+def _recalibrated(
+    tables: Sequence[tuple[Path, ScoreTable]], chosen: Sequence[Calibrators], jobs: int | None
+) -> Iterator[tuple[list[Measured], dict[str, str]]]:
+    with processes(min(jobs or cores(), len(tables))) as submit:
+        begun = [submit(fitting.recalibrate, table, some) for (_, table), some in zip(tables, chosen, strict=True)]
+        yield from (finish() for finish in begun)
 
 
 def _print(table: ScoreTable, measured: Sequence[Measured], failures: Mapping[str, str], by_label: bool) -> None:
@@ -122,7 +131,8 @@ def _calibrate_folders(args: argparse.Namespace, params: fitting.Params, named: 
         raise ResultsError(f"--output {args.output}: name a folder for results and samples as lm-eval has them.")
     calibrators = fitting.calibrators_of_documents(params, representations=False) if named is None else named
     asked = bool(args.calibrators)
-    return calibrate_folders(args.files, calibrators, args.output, asked=asked, together=args.together)
+    options = {"jobs": args.jobs or cores(), "asked": asked, "together": args.together}
+    return calibrate_folders(args.files, calibrators, args.output, **options)
 
 
 def _chosen(args: argparse.Namespace) -> tuple[fitting.Params, Calibrators | None]:

@@ -12,10 +12,11 @@ from tqdm import tqdm
 
 from lm_eval_proca.calibration.base import Calibrator
 from lm_eval_proca.errors import ResultsError
-from lm_eval_proca.runs.finished import CalibratedRun, calibrate_run
-from lm_eval_proca.runs.finished_together import calibrate_together_run, runs_together
+from lm_eval_proca.runs.finished import BegunRun, CalibratedRun, begin_run, calibrated_in_order
+from lm_eval_proca.runs.finished_together import begin_together, runs_together
 from lm_eval_proca.runs.groups import NAMED, some_of
 from lm_eval_proca.runs.output_folder import RESULT_FILE, record_of, result_files, samples_without_results
+from lm_eval_proca.runs.processes import Submit
 from lm_eval_proca.runs.writing import CannotWrite, check_folder, write_results, write_samples
 
 
@@ -24,6 +25,7 @@ def calibrate_folders(
     calibrators: Mapping[str, Calibrator],
     output: str | None,
     *,
+    jobs: int,
     asked: bool = False,
     together: bool = False,
 ) -> int:
@@ -40,18 +42,22 @@ def calibrate_folders(
     if not sets:
         raise ResultsError(f"There is nothing to put together. {' '.join(alone[:NAMED])}")
     problems += alone
-    calibrated = calibrate_together_run if together else _calibrate_one
     targets = _targets(paths, [first for first, *_ in sets], output)
+
+    def begin(some: Sequence[Path], submit: Submit) -> BegunRun:
+        keep = partial(write_samples, folder=targets[some[0]].parent) if targets else None
+        options: dict[str, Any] = {"asked": asked, "keep": keep, "submit": submit}
+        return begin_together(some, calibrators, **options) if together else begin_run(some[0], calibrators, **options)
+
     with progress(files) as bar:
-        for some in sets:
-            file, target = some[0], targets.get(some[0])
-            keep = partial(write_samples, folder=target.parent) if target else lambda task: None
-            options: dict[str, Any] = {"asked": asked, "keep": keep, "done": bar.update}
+        runs = calibrated_in_order((partial(begin, some) for some in sets), min(jobs, bar.total), bar.update)
+        for (file, *_), run in zip(sets, runs, strict=True):
             try:
-                run = calibrated(some, calibrators, **options)
+                if isinstance(run, ResultsError):
+                    raise run
                 _print(run)
-                if target:
-                    write_results(run, target)
+                if targets:
+                    write_results(run, targets[file])
                 problems += [f"{one.task} of {file} was skipped: {one.reason}." for one in run.skipped]
             except ResultsError as error:
                 problems.append(str(error))
@@ -63,11 +69,6 @@ def calibrate_folders(
     for problem in problems:
         print(f"lm-eval-proca calibrate: {problem}", file=sys.stderr)
     return 1 if problems else 0
-
-
-def _calibrate_one(files: Sequence[Path], calibrators: Mapping[str, Calibrator], **options: Any) -> CalibratedRun:
-    (file,) = files
-    return calibrate_run(file, calibrators, **options)
 
 
 def progress(files: Iterable[Path]) -> tqdm:

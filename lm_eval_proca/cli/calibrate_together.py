@@ -13,6 +13,7 @@ from lm_eval_proca.cli.wording import Interval, folds_in_words, headline, number
 from lm_eval_proca.compare.formats.tabular import check_rows_file, text_table, write_rows
 from lm_eval_proca.errors import CalibrationError, ResultsError
 from lm_eval_proca.metrics import mean
+from lm_eval_proca.runs.processes import cores, processes
 from lm_eval_proca.runs.score_files import find_score_tables, read_prompt
 from lm_eval_proca.scores.fitting import in_words, role_to_fit
 from lm_eval_proca.scores.prompt_sets import OnePrompt, PromptSet, Together, calibrate_together, sets_of
@@ -39,13 +40,18 @@ def calibrate_sets(args: argparse.Namespace, calibrators_of: CalibratorsOf) -> i
             f"calibrator, e.g. --calibrators proca."
         )
     problems, rows = list(reasons), []
-    for prompts, calibrators in zip(sets, chosen, strict=True):
-        together = calibrate_together([one.table for one in prompts], calibrators)
-        _print(prompts, together, by_prompt=len(sets) == 1)
-        rows += list(_rows(prompts, together))
-        problems += [
-            f"{one.name} lacks calibrated rows. {reason}." for one in prompts if (reason := one.table.not_finite())
+    with processes(min(args.jobs or cores(), len(sets))) as submit:
+        begun = [
+            submit(calibrate_together, [one.table for one in prompts], calibrators)
+            for prompts, calibrators in zip(sets, chosen, strict=True)
         ]
+        for prompts, finish in zip(sets, begun, strict=True):
+            together = finish()
+            _print(prompts, together, by_prompt=len(sets) == 1)
+            rows += list(_rows(prompts, together))
+            problems += [
+                f"{one.name} lacks calibrated rows. {reason}." for one in prompts if (reason := one.table.not_finite())
+            ]
     if args.output is not None:
         _write(rows, args.output)
     if args.save is not None:

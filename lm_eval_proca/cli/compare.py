@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from lm_eval_proca.cli.calibrate_runs import progress
+from lm_eval_proca.cli.options import add_jobs_option
 from lm_eval_proca.compare.comparison import CalibratedResults, Report, compare
 from lm_eval_proca.compare.formats import latex, markdown, spreadsheet, structured, terminal
 from lm_eval_proca.compare.formats.tabular import write_file
@@ -17,8 +18,9 @@ from lm_eval_proca.compare.names import matches
 from lm_eval_proca.compare.page import render_page
 from lm_eval_proca.compare.results import Notice
 from lm_eval_proca.errors import ResultsError
-from lm_eval_proca.runs.finished import FittedTask, calibrate_run
+from lm_eval_proca.runs.finished import BegunRun, begin_run, calibrated_in_order
 from lm_eval_proca.runs.output_folder import result_files, samples_file
+from lm_eval_proca.runs.processes import Submit, cores
 from lm_eval_proca.scores.fitting import calibrators_of_documents
 
 FORMATS = {"terminal": terminal, "markdown": markdown, "csv": spreadsheet, "latex": latex, "json": structured}
@@ -35,12 +37,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--output", metavar="FILE", help=f"write the tables to FILE ({', '.join(SUFFIXES)}; others as on a terminal)")
     add("--html", metavar="FILE", help="also write one self-contained page to look at and click through")
     add("--groups", action="store_true", help="one column per group, e.g. mmlu, in place of those of its tasks")
+    add_jobs_option(parser)
     add("--tasks", metavar="NAMES", default="*", help="only these tasks, e.g. sst2,proca_mr or patterns such as 'sst*'")
 
 
 def run(args: argparse.Namespace) -> int:
     patterns, files = args.tasks.split(","), result_files(args.folders)
-    calibrated = _calibrated(files, ["*"] if args.groups else patterns)
+    calibrated = _calibrated(files, ["*"] if args.groups else patterns, args.jobs or cores())
     report = compare(files, patterns, calibrated, groups=args.groups)
     format_ = args.format or SUFFIXES.get(Path(args.output or "").suffix.lower(), "terminal")
     _write_tables(report, format_, args.output)
@@ -51,24 +54,24 @@ def run(args: argparse.Namespace) -> int:
     return SOMETHING_SKIPPED if report.damaged else 0
 
 
-def _calibrated(files: Sequence[Path], patterns: Sequence[str]) -> CalibratedResults:
+def _calibrated(files: Sequence[Path], patterns: Sequence[str], jobs: int) -> CalibratedResults:
     """Calibrate results files that have sample logs and no calibrated rows, without writing them."""
     found = CalibratedResults()
     calibrators = calibrators_of_documents(representations=False)
     count = 0
 
-    def keep(task: FittedTask) -> None:
-        found.answers[task.log.path] = task.correct
+    def begin(file: Path, submit: Submit) -> BegunRun:
+        def wanted(task: str) -> bool:
+            return matches(task, patterns) and samples_file(file, task).is_file()
 
-    def wanted(file: Path, task: str) -> bool:
-        return matches(task, patterns) and samples_file(file, task).is_file()
+        return begin_run(file, calibrators, wanted=wanted, submit=submit)
 
     with progress(files) as bar:
-        for file in files:
-            try:
-                run = calibrate_run(file, calibrators, wanted=partial(wanted, file), keep=keep, done=bar.update)
-            except ResultsError:  # for the comparison to name
+        runs = calibrated_in_order((partial(begin, file) for file in files), min(jobs, bar.total), bar.update)
+        for file, run in zip(files, runs, strict=True):
+            if isinstance(run, ResultsError):  # for the comparison to name
                 continue
+            found.answers.update(run.answers)
             for one in run.skipped:
                 kind = "damaged" if one.damaged else "left out"
                 found.notices.append(Notice(kind, f"{one.task} of {file} was skipped: {one.reason}."))

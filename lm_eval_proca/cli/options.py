@@ -27,6 +27,15 @@ def add_param_option(parser: argparse._ActionsContainer) -> None:
     )
 
 
+def add_jobs_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--jobs",
+        type=positive,
+        metavar="N",
+        help="calibrate so many tasks at the same time, each in a process (default: as many as there are cores)",
+    )
+
+
 def calibrator_params(given: Sequence[str]) -> dict[str, dict[str, Any]]:
     """`["proca.n_init=10"]` as `{"proca": {"n_init": 10}}`."""
     params: dict[str, dict[str, Any]] = {}

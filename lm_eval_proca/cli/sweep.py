@@ -16,6 +16,7 @@ from lm_eval_proca.cli.options import add_backend_options, model_of, names, posi
 from lm_eval_proca.distributed import is_first_process
 from lm_eval_proca.errors import ModelError
 from lm_eval_proca.metrics import grouped
+from lm_eval_proca.sweep import claims
 from lm_eval_proca.sweep.cell import Cell, Model, earlier_runs, unfinished_cells
 from lm_eval_proca.sweep.generation import evaluate_generating
 from lm_eval_proca.sweep.grid import Grid, Prompts, estimate_cost, render_prompts, token_counter
@@ -44,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     what = "gets one folder per model and in it one per cell"
     add("--output_path", required=True, type=Path, metavar="DIR", help=what)
-    add("--dry-run", action="store_true", help="print the plan with an estimate of tokens, and stop")
+    add("--dry-run", action="store_true", help="print the plan with an estimate of tokens and who runs what, and stop")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -94,7 +95,12 @@ def _print_plan(cells: Sequence[Cell], models: Sequence[Model], args: argparse.N
         for sentence in earlier_runs(todo[model.name], model, args.output_path):
             print(sentence)
     prompts = render_prompts(list(dict.fromkeys(cell for some in todo.values() for cell in some)))
-    return {model.name: _print_model(model, cells, todo[model.name], prompts) for model in models}
+    work = {}
+    for model in models:
+        work[model.name] = _print_model(model, cells, todo[model.name], prompts)
+        for worker in claims.holders(args.output_path / model.name).values():
+            print(f"  running: {worker or 'a worker that has just begun'}")
+    return work
 
 
 def _print_model(

@@ -1,15 +1,17 @@
 """Finished runs of `lm_eval --log_samples`: every fixed-label task of a results file, calibrated from its sample log.
 
-One task is read, cross-fitted and measured before the next, so memory holds the scores of one sample log.
+A task is read, cross-fitted and measured in one call, of which several may run in other processes: memory holds the
+scores of one sample log for each of them.
 Calibrated rows come beside what lm-eval measured. Only a raw accuracy that counts documents without gold is replaced.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,11 +19,20 @@ import numpy as np
 
 from lm_eval_proca.calibration.base import Calibrator
 from lm_eval_proca.calibration.registry import CALIBRATORS
-from lm_eval_proca.errors import ScoreTableError
+from lm_eval_proca.errors import ResultsError, ScoreTableError
 from lm_eval_proca.metrics import labeled, standard_error
 from lm_eval_proca.runs import groups
 from lm_eval_proca.runs.groups import RAW_ACCURACY, RECALL_SD, STDERR
-from lm_eval_proca.runs.output_folder import ACCURACY, evaluated, mapping, read_document, record_of, samples_file
+from lm_eval_proca.runs.output_folder import (
+    ACCURACY,
+    about_task,
+    evaluated,
+    mapping,
+    read_document,
+    record_of,
+    samples_file,
+)
+from lm_eval_proca.runs.processes import Later, Submit, processes
 from lm_eval_proca.runs.sample_logs import Correct, SampleLog, UnclearTarget, read_log
 from lm_eval_proca.scores.fitting import RAW, Fit, fit_all, predictions, recorded, suited
 from lm_eval_proca.scores.record import RunRecord, documents_hash
@@ -61,6 +72,8 @@ class CalibratedRun:
     failures: dict[str, dict[str, list[str]]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     others: list[Path] = field(default_factory=list)
+    answers: dict[Path, Correct] = field(default_factory=dict)
+    """By sample log, what a comparison would read of it once it has calibrated rows."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +91,7 @@ class FittedTask:
 
     @cached_property
     def correct(self) -> Correct:
-        """What a comparison would read of its calibrated log."""
+        """Right and wrong answers, as they are read from its calibrated log."""
         documents = sorted((sample.doc_id, sample.doc_hash) for sample in self.log.samples)
         gold = self.table.gold_of("eval")
         with_gold = [document for document, label in zip(documents, gold, strict=True) if label != NO_GOLD]
@@ -95,39 +108,114 @@ def why_unchanged(document: Mapping[str, Any], task: str) -> str | None:
     return None if config.get("output_type", "multiple_choice") == "multiple_choice" and metrics else NO_CHOICES
 
 
-def calibrate_run(
+class Fitted(NamedTuple):
+    """A task, what is recorded of its fits, and what else there is to say."""
+
+    task: FittedTask
+    record: RunRecord
+    notes: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class BegunRun:
+    """A run whose tasks are being calibrated, here or in other processes."""
+
+    run: CalibratedRun
+    tasks: dict[str, Later] = field(default_factory=dict)
+    """By name, what gives a task as `Fitted`, or raises why its samples cannot be used."""
+    further_rows: Callable[[CalibratedRun, FittedTask], None] = lambda run, task: None
+
+    def finish(self, done: Callable[[], None] = lambda: None) -> CalibratedRun:
+        """Put in the rows of all tasks and then of groups; `done` is called after each sample log."""
+        run, records = self.run, dict[str, RunRecord]()
+        for name, later in self.tasks.items():
+            try:
+                task, records[name], notes = later()
+            except ScoreTableError as error:
+                run.skipped.append(skipped(name, error))
+            else:
+                run.notes.extend(notes)
+                run.answers[task.log.path] = task.correct
+                add_rows(run, task, records[name])
+                self.further_rows(run, task)
+            for _ in (run.file, *run.others):
+                done()
+        run.notes.extend(groups.add_group_rows(run.document, records))
+        return run
+
+
+def begin_run(
     file: Path,
     calibrators: Mapping[str, Calibrator],
     *,
     asked: bool = False,
     wanted: Callable[[str], bool] = lambda task: True,
-    keep: Callable[[FittedTask], None] = lambda task: None,
-    done: Callable[[], None] = lambda: None,
-) -> CalibratedRun:
-    """Calibrate the wanted tasks of a results file, then its groups.
+    keep: Callable[[FittedTask], None] | None = None,
+    submit: Submit = partial,
+) -> BegunRun:
+    """Begin to calibrate the wanted tasks of a results file, by `submit`.
 
     `asked`: the user named the calibrators, so that a task for which one is not meant says why. `keep` is given each
-    task before the next is read; `done` is called after each sample log.
+    task in the process that has fitted it.
     """
-    run = CalibratedRun(file, read_document(file))
-    records: dict[str, RunRecord] = {}
-    for name in filter(wanted, run.document["configs"]):
-        if (reason := why_unchanged(run.document, name)) is not None:
-            run.unchanged.setdefault(reason, []).append(name)
-            continue
-        try:
-            log, table = read_task(file, run.document, name)
-        except ScoreTableError as error:
-            run.skipped.append(skipped(name, error))
+    begun = BegunRun(CalibratedRun(file, document := read_document(file)))
+    for name in filter(wanted, document["configs"]):
+        if (reason := why_unchanged(document, name)) is not None:
+            begun.run.unchanged.setdefault(reason, []).append(name)
         else:
-            fits, failures = fit_all(table, calibrators if asked else suited(calibrators, len(table.labels)))
-            task = FittedTask(name, log, table, fits)
-            records[name] = recorded(table, fits, failures)
-            add_rows(run, task, records[name])
-            keep(task)
-        done()
-    run.notes.extend(groups.add_group_rows(run.document, records))
-    return run
+            about = about_task(document, name)  # the document gets rows while other processes read theirs
+            begun.tasks[name] = submit(_fit_task, file, about, name, calibrators, asked, keep)
+    return begun
+
+
+def calibrate_run(file: Path, calibrators: Mapping[str, Calibrator], **options: Any) -> CalibratedRun:
+    """Calibrate the wanted tasks of a results file, then its groups; `options` are those of :func:`begin_run`."""
+    return begin_run(file, calibrators, **options).finish()
+
+
+def calibrated_in_order(
+    beginnings: Iterable[Callable[[Submit], BegunRun]], jobs: int, done: Callable[[], None]
+) -> Iterator[CalibratedRun | ResultsError]:
+    """Each run in its turn, or why there is none; the next are begun before it ends, so that no process is idle."""
+    waiting: deque[BegunRun | ResultsError] = deque()
+
+    def first() -> CalibratedRun | ResultsError:
+        begun = waiting.popleft()
+        try:
+            return begun if isinstance(begun, ResultsError) else begun.finish(done)
+        except ResultsError as error:
+            return error
+
+    with processes(jobs) as submit:
+        for begin in beginnings:
+            try:
+                waiting.append(begin(submit))
+            except ResultsError as error:
+                waiting.append(error)
+            while len(waiting) > 1 and sum(map(_tasks_of, list(waiting)[1:])) >= jobs:
+                yield first()
+        while waiting:
+            yield first()
+
+
+def _tasks_of(begun: BegunRun | ResultsError) -> int:
+    return 0 if isinstance(begun, ResultsError) else len(begun.tasks)
+
+
+def _fit_task(
+    file: Path,
+    document: Mapping[str, Any],
+    name: str,
+    calibrators: Mapping[str, Calibrator],
+    asked: bool,
+    keep: Callable[[FittedTask], None] | None,
+) -> Fitted:
+    log, table = read_task(file, document, name)
+    fits, failures = fit_all(table, calibrators if asked else suited(calibrators, len(table.labels)))
+    task = FittedTask(name, log, table, fits)
+    if keep is not None:
+        keep(task)
+    return Fitted(task, recorded(table, fits, failures))
 
 
 def skipped(task: str, error: ScoreTableError) -> Skipped:

@@ -8,23 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lm_eval_proca.calibration.base import Calibrator
 from lm_eval_proca.errors import ResultsError, ScoreTableError
 from lm_eval_proca.metrics import grouped, labeled, standard_error
-from lm_eval_proca.runs import groups
 from lm_eval_proca.runs.finished import (
     CALIBRATED_IN_RUN,
+    BegunRun,
     CalibratedRun,
+    Fitted,
     FittedTask,
-    add_rows,
     read_task,
-    skipped,
     why_unchanged,
 )
-from lm_eval_proca.runs.output_folder import evaluated, mapping, read_document, record_of
+from lm_eval_proca.runs.output_folder import about_task, evaluated, mapping, read_document, record_of
+from lm_eval_proca.runs.processes import Submit
 from lm_eval_proca.runs.sample_logs import SampleLog
 from lm_eval_proca.scores.fitting import recorded, suited
 from lm_eval_proca.scores.identity import digest, model_identity
@@ -64,42 +65,44 @@ def _what_was_run(document: Mapping[str, Any]) -> str:
     return digest([document.get("model_name"), config.get("model"), model, run])
 
 
-def calibrate_together_run(
+def begin_together(
     files: Sequence[Path],
     calibrators: Mapping[str, Calibrator],
     *,
     asked: bool = False,
-    keep: Callable[[FittedTask], None] = lambda task: None,
-    done: Callable[[], None] = lambda: None,
-) -> CalibratedRun:
-    """Calibrate every task under the prompts of all files; `asked`, `keep` and `done` as in `calibrate_run`."""
+    keep: Callable[[FittedTask], None] | None = None,
+    submit: Submit = partial,
+) -> BegunRun:
+    """Begin to calibrate every task under the prompts of all files; options as in `begin_run`."""
     documents = [read_document(file) for file in files]
     run = CalibratedRun(files[0], documents[0], others=list(files[1:]))
-    records: dict[str, RunRecord] = {}
+    begun = BegunRun(run, further_rows=_add_rows_over_prompts)
     for name in documents[0]["configs"]:
         reason = next(filter(None, (_why_unchanged(document, name) for document in documents)), None)
         if reason is not None:
             run.unchanged.setdefault(reason, []).append(name)
-            continue
-        try:
-            read = [read_task(file, document, name) for file, document in zip(files, documents, strict=True)]
-            chosen, reasons = _one_set(files, read)
-        except ScoreTableError as error:
-            run.skipped.append(skipped(name, error))
         else:
-            run.notes.extend(f"{name}: {reason}" for reason in reasons)
-            tables = [table for _, table in chosen]
-            fitting = calibrators if asked else suited(calibrators, len(tables[0].labels))
-            together = calibrate_together(tables, fitting)
-            task = FittedTask(name, chosen[0][0], tables[0], together.fits[0], together.methods)
-            records[name] = _recorded(chosen[0][0], together)
-            add_rows(run, task, records[name])
-            _add_rows_over_prompts(run, task)
-            keep(task)
-        for _ in files:
-            done()
-    run.notes.extend(groups.add_group_rows(run.document, records))
-    return run
+            about = [about_task(document, name) for document in documents]
+            begun.tasks[name] = submit(_fit_together, files, about, name, calibrators, asked, keep)
+    return begun
+
+
+def _fit_together(
+    files: Sequence[Path],
+    documents: Sequence[Mapping[str, Any]],
+    name: str,
+    calibrators: Mapping[str, Calibrator],
+    asked: bool,
+    keep: Callable[[FittedTask], None] | None,
+) -> Fitted:
+    read = [read_task(file, document, name) for file, document in zip(files, documents, strict=True)]
+    chosen, reasons = _one_set(files, read)
+    log, tables = chosen[0][0], [table for _, table in chosen]
+    together = calibrate_together(tables, calibrators if asked else suited(calibrators, len(tables[0].labels)))
+    task = FittedTask(name, log, tables[0], together.fits[0], together.methods)
+    if keep is not None:
+        keep(task)
+    return Fitted(task, _recorded(log, together), [f"{name}: {reason}" for reason in reasons])
 
 
 def _why_unchanged(document: Mapping[str, Any], task: str) -> str | None:

@@ -115,6 +115,13 @@ def mapping(document: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+def about_task(document: Mapping[str, Any], task: str) -> dict[str, Any]:
+    """A results file as it would be if this had been its only task."""
+    of_tasks = ("results", "configs", "n-shot", "n-samples")
+    parts = {key: {task: found[task]} for key in of_tasks if task in (found := mapping(document, key))}
+    return {"model_name": document.get("model_name"), **parts}
+
+
 def record_of(task_config: Mapping[str, Any], task: str) -> RunRecord:
     """What a calibrated run has written about itself; nothing is known of other runs."""
     written = mapping(task_config, "metadata").get("proca")

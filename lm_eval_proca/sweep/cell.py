@@ -136,6 +136,11 @@ def cell_folder(output_dir: Path, model: Model, cell: Cell) -> Path:
     return next(home.glob(f"[!.]*-{end}"), home / f"{cell.name}-{end}")
 
 
+def key_of(folder: Path) -> str:
+    """The digest at the end of a cell's folder, which is that of all its names."""
+    return folder.name.rpartition("-")[2]
+
+
 def is_finished(folder: Path) -> bool:
     """Whether a folder holds a whole cell. It gets its name only after it was filled, so a look inside is enough."""
     return any(folder.glob("results_*.json")) and any(folder.glob("scores/*.parquet"))

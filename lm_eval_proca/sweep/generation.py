@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -29,6 +30,7 @@ from lm_eval_proca.files import replacing
 from lm_eval_proca.harness.documents import ESTIMATE_FILE_KEY, OnePromptSampler, without_label
 from lm_eval_proca.harness.task import CalibratedTask
 from lm_eval_proca.scores.identity import Identity, differences, digest, run_identity
+from lm_eval_proca.sweep import claims
 from lm_eval_proca.sweep.cell import Cell, Model
 from lm_eval_proca.sweep.runner import evaluate_cell, load_task
 
@@ -149,7 +151,7 @@ def generate(
     provenance = {**origin, "generations": len(texts), "rows": len(rows), "counts": counts}
     with _files_at(path), replacing(path) as unfinished, open(unfinished, "w", encoding="utf-8") as file:
         file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in [{ESTIMATE_FILE_KEY: provenance}, *rows])
-    partial.unlink()
+    partial.unlink(missing_ok=True)  # another worker may have taken over from this one
     return provenance
 
 
@@ -173,16 +175,25 @@ def evaluate_generating(cell: Cell, model: Model, folder: Path) -> Mapping[str, 
     task = load_task(cell, {})
     size = task.settings.estimate_size
     wanted = Generation(size, seed=cell.seed, per_class=default_per_class(len(task.labels)), max_generations=4 * size)
-    name = f"{cell.task}-seed{cell.seed}-{digest(generation_identity(task, model, wanted))}.jsonl"
-    file = folder.parent / "generated" / name
+    name = f"{cell.task}-seed{cell.seed}-{digest(generation_identity(task, model, wanted))}"
+    file = folder.parent / "generated" / f"{name}.jsonl"
     # One process generates all: text that several processes sample would depend on their number.
-    compute_once(lambda: generate(task, model, wanted, file, progress=False))
+    compute_once(lambda: _generate_alone(task, model, wanted, file))
     written = compute_once(file.read_bytes)
     if not file.exists():  # a node with a disk of its own
         file.parent.mkdir(parents=True, exist_ok=True)
         with replacing(file) as unfinished:
             unfinished.write_bytes(written)
     return evaluate_cell(replace(cell, settings=(*cell.settings, ("estimate_file", file))), model, folder)
+
+
+def _generate_alone(task: CalibratedTask, model: Model, wanted: Generation, file: Path) -> None:
+    """Generate, or wait for the worker that does: cells that differ in their shots share a file."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    while (claim := claims.take(file.parent, file.stem.rpartition("-")[2], file.name)) is None:
+        time.sleep(claims.POLL_SECONDS)
+    with claims.kept(claim):
+        generate(task, model, wanted, file, progress=False)
 
 
 # ------------------------------------------------------------------ prompts

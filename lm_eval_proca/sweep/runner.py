@@ -1,28 +1,27 @@
 """Runs cells of one model, one after the other, so that finished work is never lost and never repeated.
 
 A cell is written into a hidden folder, flushed to the disk and then renamed: a folder with a cell's name is a whole
-cell, whenever and however the process died. One run at a time writes into a model's folder, held by a lock that
-dies with its process.
+cell, whenever and however the process died. Many workers may share the cells: each runs those that it can claim, and
+waits for those of the others, so that it can take them over.
 """
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import shutil
-import socket
 import sys
+import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from lm_eval import evaluator, simple_evaluate
@@ -36,12 +35,13 @@ from lm_eval_proca.errors import ProcaError, ResultsError, TaskError
 from lm_eval_proca.harness.task import CalibratedTask
 from lm_eval_proca.scores.identity import IDENTITY_FILE
 from lm_eval_proca.scores.redaction import public
-from lm_eval_proca.sweep.cell import Cell, Model, cell_folder, earlier_runs, is_finished, unfinished_cells
+from lm_eval_proca.sweep import claims
+from lm_eval_proca.sweep.cell import Cell, Model, cell_folder, earlier_runs, is_finished, key_of, unfinished_cells
+from lm_eval_proca.sweep.claims import Claim, Worker
 
-UNFINISHED = ".unfinished-"
-LOCK = ".lock"
 UNWRITABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 """Errors of a disk that every further cell would meet too, after it was scored."""
+OCCUPIED = frozenset({errno.ENOTEMPTY, errno.EEXIST})
 KEPT = "Finished cells are kept; the same command goes on from here."
 
 Evaluate = Callable[[Cell, Model, Path], Mapping[str, float]]
@@ -78,6 +78,25 @@ class Outcome:
     accuracy: Mapping[str, float] = field(default_factory=dict)
 
 
+class Claimed(NamedTuple):
+    """A cell that this worker has claimed, and where it is kept once it is finished."""
+
+    cell: Cell
+    claim: Claim
+    folder: Path
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a worker finds when it looks for a cell to run."""
+
+    finished: list[Cell] = field(default_factory=list)
+    others: list[Worker | None] = field(default_factory=list)
+    """Who has the cells that are neither finished nor free."""
+    claimed: Claimed | None = None
+    """The first that was free."""
+
+
 def run_cells(
     cells: Sequence[Cell],
     model: Model,
@@ -88,73 +107,115 @@ def run_cells(
 ) -> list[Outcome]:
     """Run the cells that are not finished yet, on every process; an outcome for each, in the order given.
 
-    `work` is the tokens of each cell, for the time left: a cell that is not in it counts as the mean, and without it
-    all are alike.
+    Cells that other workers run are waited for. `work` is the tokens of each cell, for the time left: a cell that is
+    not in it counts as the mean, and without it all are alike.
     """
     ranks = Ranks()
     cells = list(dict.fromkeys(cells))
     outcomes = {cell: Outcome(cell) for cell in cells}
-    with ExitStack() as held:
-        todo = compute_once(lambda: _start(cells, model, output_dir, held))
-        if not todo:
-            return list(outcomes.values())
-        shown = is_first_process()
-        for sentence in earlier_runs(todo, model, output_dir) if shown else ():
+    todo = compute_once(lambda: _start(cells, model, output_dir))
+    if todo:
+        for sentence in earlier_runs(todo, model, output_dir) if is_first_process() else ():
             print(sentence, file=sys.stderr)
         no_model = ranks.agree(_failure_of(model.load))
-        typical = mean(work.values()) if work else 1.0
-        weights = {cell: (work or {}).get(cell, typical) for cell in todo}
-        with _progress_bar(sum(weights.values()), unit="tokens" if work else "cells", shown=shown) as bar:
-            for number, cell in enumerate(todo, start=1):
-                bar.set_description(f"{number} of {len(todo)}: {cell.task} {cell.num_fewshot}-shot seed {cell.seed}")
-                outcome = Outcome(cell, no_model) if no_model else _run_cell(cell, model, output_dir, evaluate, ranks)
-                outcomes[cell] = _logged(outcome, cell_folder(output_dir, model, cell))
-                bar.update(weights[cell])
-                if shown:
-                    bar.write(_line(outcomes[cell]))
+        with Progress(todo, work) as progress:
+            if no_model is None:
+                outcomes |= _share(todo, model, output_dir, evaluate, ranks, progress)
+            for cell in todo if no_model else ():
+                outcomes[cell] = _logged(Outcome(cell, no_model), cell_folder(output_dir, model, cell))
+                progress.tell(cell, _line(outcomes[cell]))
     return list(outcomes.values())
 
 
-def _start(cells: Sequence[Cell], model: Model, output_dir: Path, held: ExitStack) -> list[Cell]:
-    """Take the model's folder, sweep away what dead runs left half-written, and say what is to do."""
-    if not unfinished_cells(cells, model, output_dir):
-        return []
+def _start(cells: Sequence[Cell], model: Model, output_dir: Path) -> list[Cell]:
+    """Say what is to do; if anything is, sweep away what dead workers left half-written."""
+    todo = unfinished_cells(cells, model, output_dir)
     home = output_dir / model.name
     try:
-        home.mkdir(parents=True, exist_ok=True)
-        held.enter_context(_alone_in(home))
-        for leftover in home.glob(f"{UNFINISHED}*"):
-            shutil.rmtree(leftover)
+        if todo:
+            home.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=home).close()  # a disk that takes no files is told before the model is loaded
+            claims.sweep_leftovers(home)
     except OSError as error:
         raise ResultsError(f"Cannot write to {home} ({error.strerror}); choose another --output_path.") from error
-    # Once more: whoever held the lock before us may have finished some.
-    return unfinished_cells(cells, model, output_dir)
+    return todo
 
 
-@contextmanager
-def _alone_in(home: Path) -> Iterator[None]:
-    """Hold a model's folder. A record lock belongs to one process and ends with it, forked children do not keep it."""
-    with open(home / LOCK, "a+", encoding="utf-8") as lock:
+def _share(
+    todo: Sequence[Cell], model: Model, output_dir: Path, evaluate: Evaluate, ranks: Ranks, progress: Progress
+) -> dict[Cell, Outcome]:
+    """Run every cell that no other worker has, until all are finished or have failed.
+
+    A cell that failed elsewhere is tried here too, since a host may be at fault and not the cell; but here only once.
+    """
+    left, outcomes = list(todo), dict[Cell, Outcome]()
+    while left:
+        step = compute_once(lambda: _next_step(left, outcomes.keys(), model, output_dir))
+        for cell in step.finished:
+            left.remove(cell)
+            outcomes[cell] = Outcome(cell)
+            progress.tell(cell, f"{cell.name}: finished by another worker")
+        if step.claimed is None and not step.finished:  # what is left has failed here, and nobody else has it
+            break
+        if step.claimed is None:
+            continue
+        cell, claim, folder = step.claimed
+        progress.begin(cell)
+        with claims.kept(claim) if is_first_process() else nullcontext():
+            outcome = _run_cell(step.claimed, model, evaluate, ranks)
+            if outcome is None:
+                continue
+            outcomes[cell] = _logged(outcome, folder)
+        progress.tell(cell, _line(outcome))
+        if outcome.failure is None:
+            left.remove(cell)
+    return outcomes
+
+
+def _next_step(left: Sequence[Cell], tried: Collection[Cell], model: Model, output_dir: Path) -> Step:
+    """Claim the first cell that is free; while others have all of them, wait."""
+    told = False
+    while True:
         try:
-            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.seek(0)
-            raise ResultsError(
-                f"Another run ({lock.read().strip() or 'unknown process'}) is writing to {home}; wait for it, stop it, "
-                f"or choose another --output_path."
-            ) from None
-        lock.truncate(0)
-        lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-        lock.flush()
-        yield
+            step = _look(left, tried, model, output_dir)
+        except OSError as error:
+            place = output_dir / model.name
+            raise ResultsError(f"No cell can be claimed in {place} ({error.strerror}). {KEPT}") from error
+        if step.finished or step.claimed or not step.others:
+            return step
+        if not told:
+            known = "; ".join(str(worker) for worker in step.others if worker is not None)
+            tqdm.write(f"waiting for cells that other workers run ({known})", file=sys.stderr)
+        told = True
+        time.sleep(claims.POLL_SECONDS)
 
 
-def _run_cell(cell: Cell, model: Model, output_dir: Path, evaluate: Evaluate, ranks: Ranks) -> Outcome:
-    begin = time.monotonic()
-    finished = cell_folder(output_dir, model, cell)
-    if compute_once(lambda: is_finished(finished)):  # another cell of this call has the same identity
-        return Outcome(cell)
-    unfinished = finished.with_name(f"{UNFINISHED}{finished.name}")
+def _look(left: Sequence[Cell], tried: Collection[Cell], model: Model, output_dir: Path) -> Step:
+    home, step = output_dir / model.name, Step()
+    living = claims.holders(home)
+    for cell in left:
+        folder = cell_folder(output_dir, model, cell)
+        key = key_of(folder)
+        if is_finished(folder):
+            step.finished.append(cell)
+        elif key in living:
+            step.others.append(living[key])
+        elif cell not in tried:
+            claim = claims.take(home, key, cell.name)
+            if claim is None:
+                step.others.append(None)
+            elif is_finished(cell_folder(output_dir, model, cell)):  # since we looked
+                step.finished.append(cell)
+                claims.release(claim)
+            else:
+                return replace(step, claimed=Claimed(cell, claim, folder))
+    return step
+
+
+def _run_cell(claimed: Claimed, model: Model, evaluate: Evaluate, ranks: Ranks) -> Outcome | None:
+    """What became of a cell; None if another worker has taken it over, since this one seemed dead."""
+    begin, (cell, claim, finished) = time.monotonic(), claimed
+    unfinished = claim.folder(finished)
     accuracy: dict[str, float] = {}
 
     def make_room() -> None:
@@ -175,6 +236,8 @@ def _run_cell(cell: Cell, model: Model, output_dir: Path, evaluate: Evaluate, ra
     finally:
         if is_first_process():
             shutil.rmtree(unfinished, ignore_errors=True)
+    if failure is not None and not compute_once(claim.is_held):
+        return None
     return Outcome(cell, failure, seconds=time.monotonic() - begin, accuracy=accuracy)
 
 
@@ -194,7 +257,12 @@ def _finish(unfinished: Path, finished: Path) -> None:
         for name in files:
             _flush(Path(folder, name))
         _flush(Path(folder))
-    unfinished.rename(finished)
+    try:
+        unfinished.rename(finished)
+    except OSError as error:
+        if error.errno not in OCCUPIED or not is_finished(finished):
+            raise
+        return  # by the worker that took this cell over: the first result stays, this one goes
     _flush(finished.parent)
 
 
@@ -212,7 +280,7 @@ def _logged(outcome: Outcome, folder: Path) -> Outcome:
 
     def keep() -> None:
         try:
-            if failure is None:
+            if failure is None or is_finished(folder):
                 log.unlink(missing_ok=True)
             else:
                 log.write_text(failure.traceback, encoding="utf-8")
@@ -225,11 +293,39 @@ def _logged(outcome: Outcome, folder: Path) -> Outcome:
     return outcome if failure is None else replace(outcome, log=log)
 
 
-def _progress_bar(total: float, *, unit: str, shown: bool) -> tqdm:
-    amount = f"{{n_fmt}}/{{total_fmt}} {unit}"
-    layout = f"{{desc}} {{percentage:3.0f}}%|{{bar:20}}| {amount}, {{elapsed}} gone, {{remaining}} left"
-    # smoothing=0: cells differ so much that only the average over all of them tells the time left.
-    return tqdm(total=total, bar_format=layout, unit_scale=unit == "tokens", smoothing=0, disable=not shown)
+class Progress:
+    """A bar over all cells that were to do, on the first process, and a line for each that is settled."""
+
+    def __init__(self, todo: Sequence[Cell], work: Mapping[Cell, float] | None) -> None:
+        typical = mean(work.values()) if work else 1.0
+        self.weights = {cell: (work or {}).get(cell, typical) for cell in todo}
+        self.untold = set(todo)
+        unit = "tokens" if work else "cells"
+        amount = f"{{n_fmt}}/{{total_fmt}} {unit}"
+        layout = f"{{desc}} {{percentage:3.0f}}%|{{bar:20}}| {amount}, {{elapsed}} gone, {{remaining}} left"
+        total, shown = sum(self.weights.values()), is_first_process()
+        # smoothing=0: cells differ so much that only the average over all of them tells the time left.
+        self.bar = tqdm(total=total, bar_format=layout, unit_scale=bool(work), smoothing=0, disable=not shown)
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.bar.close()
+
+    def begin(self, cell: Cell) -> None:
+        number = len(self.weights) - len(self.untold) + 1
+        self.bar.set_description(
+            f"{number} of {len(self.weights)}: {cell.task} {cell.num_fewshot}-shot seed {cell.seed}"
+        )
+
+    def tell(self, cell: Cell, line: str) -> None:
+        """Count a cell once, also if it fails here and another worker finishes it later."""
+        if cell in self.untold:
+            self.untold.remove(cell)
+            self.bar.update(self.weights[cell])
+        if not self.bar.disable:
+            self.bar.write(line)
 
 
 def _line(outcome: Outcome) -> str:

@@ -15,6 +15,8 @@ import pytest
 from lm_eval_proca import Calibrator
 from lm_eval_proca.calibration.registry import make_calibrator
 from lm_eval_proca.cli import main
+from lm_eval_proca.cli.compare import SOMETHING_SKIPPED
+from lm_eval_proca.runs import processes
 from lm_eval_proca.scores import fitting
 from lm_eval_proca.scores.fitting import calibrators_of_documents
 from tests.output_folders import Matrix, write_output
@@ -169,6 +171,48 @@ def test_compare_names_the_files_that_were_given(tmp_path: Path, capsys: Output)
     assert main(["compare", str(tmp_path), "--format", "json"]) == 0
     texts = [notice["text"] for notice in json.loads(capsys.readouterr().out)["notices"]]
     assert any(f"{new} is newer and counts, {old} does not." in text for text in texts)
+
+
+def answers(log: Path) -> list[tuple]:
+    """Of each line of a sample log: the document, the calibrator, and whether it is right."""
+    lines = map(json.loads, log.read_text().splitlines())
+    return [(line["doc_id"], line["filter"], line["acc"]) for line in lines]
+
+
+def test_the_same_whatever_the_number_of_processes(
+    folder: Path, tmp_path: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is printed, in which order, what is written, and what is skipped."""
+    damaged = next(folder.rglob("org__large/samples_algebra_*"))
+    damaged.write_text("{}\n" + damaged.read_text())
+    monkeypatch.setattr(processes, "ALONE_SECONDS", 0.0)
+    seen = {}
+    for jobs in ("1", "2"):
+        output = tmp_path / jobs
+        assert main(["calibrate", str(folder), "--output", str(output), "--jobs", jobs]) == 1
+        calibrated = capsys.readouterr()
+        assert main(["compare", str(folder), "--format", "json", "--jobs", jobs]) == SOMETHING_SKIPPED
+        compared = capsys.readouterr()
+        results = [json.loads(file.read_text())["results"] for file in sorted(output.rglob("results_*.json"))]
+        samples = {file.relative_to(output): answers(file) for file in output.rglob("samples_physics_*")}
+        said = calibrated.err.replace(str(output), "OUTPUT")
+        seen[jobs] = calibrated.out, said, compared.out, compared.err, results, samples
+    assert "line 1 of" in seen["1"][1]
+    assert len(seen["1"][5]) == 2
+    assert seen["1"] == seen["2"]
+
+
+def test_score_tables_are_the_same_whatever_the_number_of_processes(
+    tmp_path: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "ALONE_SECONDS", 0.0)
+    for seed in range(3):
+        made_table(labels=3, eval_rows=60, seed=seed).save(tmp_path / f"{seed}.parquet")
+    seen = []
+    for jobs in ("1", "2"):
+        assert main(["calibrate", str(tmp_path), "--calibrators", "bc,proca", "--jobs", jobs]) == 0
+        seen.append(capsys.readouterr().out)
+    assert seen[0] == seen[1]
 
 
 def test_compare_where_every_log_is_damaged(folder: Path, capsys: Output) -> None:

@@ -16,10 +16,11 @@ from tests.launch import SECONDS, launchers
 def lm_eval_cli(smollm2: Path, real_data: Path, lm_eval_project: Path) -> Callable[..., subprocess.CompletedProcess]:
     """The real `lm_eval` command on the real model and rows, on one or several processes of one thread each."""
 
-    def run(*arguments: str, processes: int = 1, model: str = "hf-shared-prefix") -> subprocess.CompletedProcess:
-        (launcher,) = launchers(processes=processes)
+    def run(
+        *arguments: str, processes: int = 1, launcher: Sequence[str] = (), model: str = "hf-shared-prefix"
+    ) -> subprocess.CompletedProcess:
         return subprocess.run(
-            command(launcher, smollm2, *arguments, model=model),
+            command(launcher or launchers(processes=processes)[0], smollm2, *arguments, model=model),
             env=environment(real_data, lm_eval_project),
             capture_output=True,
             text=True,

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from lm_eval_proca.scores.score_table import ScoreTable
-from tests.launch import launchers, started, wait_until
+from tests.launch import accelerate, launchers, started, wait_until
 from tests.real.conftest import command, environment, results_in
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
@@ -87,10 +87,13 @@ def check_same(folder: Path, alone: Written) -> None:
     assert len(logged) == 31 * len(FILTERS)
 
 
-def test_one_two_and_three_processes_agree(lm_eval_cli, folders, alone):
-    for processes in (2, 3):
+def test_one_two_and_three_processes_of_accelerate_agree(lm_eval_cli, folders, alone):
+    for processes in (1, 2, 3):
         folder = folders(f"on{processes}")
-        small_run(lm_eval_cli, folder, processes=processes)
+        done = lm_eval_cli(*small_options(folder), launcher=accelerate(processes))
+        assert done.returncode == 0, done.stderr[-3000:]
+        ranks = re.findall(r"Building contexts for proca_sst2 on rank (\d)", done.stderr)
+        assert sorted(ranks) == [str(rank) for rank in range(processes)]
         check_same(folder, alone)
 
     _, batched = small_run(lm_eval_cli, folders("batched"), processes=2, batch_size=16)

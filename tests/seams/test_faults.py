@@ -24,7 +24,7 @@ import pytest
 
 from lm_eval_proca.runs.output_folder import result_files
 from lm_eval_proca.runs.score_files import find_score_tables
-from tests.cli.test_output_folders import GROUPS, matrix
+from tests.cli.test_output_folders import GROUPS, answers, matrix
 from tests.conftest import ROOT
 from tests.launch import SECONDS, Node
 from tests.output_folders import write_output
@@ -32,6 +32,7 @@ from tests.sweep import test_disk
 from tests.sweep.test_disk import Mount, finished
 from tests.sweep.test_nodes import scores
 from tests.sweep.test_sweep import cells_of
+from tests.sweep.test_workers import pids_that_run
 
 pytestmark = pytest.mark.campaign
 
@@ -171,12 +172,6 @@ def hidden(folder: Path, inside: str = "") -> list[str]:
     return glob(f"{folder}/*/.unfinished-*/{inside}")
 
 
-def answers(log: Path) -> list[tuple]:
-    """Of each line of a sample log: the document, the calibrator, and whether it is right."""
-    lines = map(json.loads, log.read_text().splitlines())
-    return [(line["doc_id"], line["filter"], line["acc"]) for line in lines]
-
-
 def cells_run(command: Command) -> list[str]:
     """Cells that a sweep says to have finished itself."""
     return re.findall(r"^(proca_sst2-\S+): none ", command.log.read_text(), flags=re.MULTILINE)
@@ -224,7 +219,7 @@ def test_a_sweep_on_a_disk_that_fills(
     for number, patterns in enumerate(fits, start=1):
         whole = pages(file for folder in folders[:number] for file in folder.rglob("*"))
         part = pages(file for pattern in patterns for file in folders[number].glob(pattern))
-        mount(f"size={(whole + part + 2) * PAGE // 1024}k")  # one more for the lock, one that is too few
+        mount(f"size={(whole + part + 2) * PAGE // 1024}k")  # one more for the claim, one that is too few
         command = start([*sweep, str(place)])
         assert re.search(r"cannot be written to .* \(.*(No space|disk full).*\)\. Finished cells", command.sentence())
         kept = assert_kept(kept, place)
@@ -253,24 +248,25 @@ def test_a_sweep_on_a_disk_that_turns_read_only(
 
 
 def test_two_sweeps_at_the_same_time(sweep: list[str], cells: dict[str, Path], start: Start, tmp_path: Path) -> None:
-    """Both start together; whichever comes first holds the folder and stands still until the other has ended."""
+    """Both start together and share the cells; one stands still in the middle of one, and the other leaves it that."""
     runs = tmp_path / "runs"
-    both = {command.process.pid: command for command in (start([*sweep, str(runs)]) for _ in range(2))}
-
-    def holder() -> Command | None:
-        said = [re.match(r"process (\d+) on", lock.read_text()) for lock in runs.glob("*/.lock")]
-        return next((both[int(pid[1])] for pid in said if pid), None)
-
-    while (first := holder()) is None:
-        assert any(command.process.poll() is None for command in both.values())
-        time.sleep(0.001)
-    first.stop_when(lambda: bool(hidden(runs)))
-    [second] = [command for command in both.values() if command is not first]
-    assert f"Another run (process {first.process.pid} on " in second.sentence()
+    both = [start([*sweep, str(runs)]) for _ in range(2)]
+    first, second = both
+    first.stop_when(lambda: first.process.pid in pids_that_run(runs) and bool(hidden(runs)))
+    while "waiting for cells that other workers run" not in second.printed():
+        assert second.process.poll() is None, second.printed()
+        time.sleep(0.01)
+    assert f"process {first.process.pid} on " in second.printed()
+    assert len(cells_of(runs)) == CELLS - 1
+    assert len(hidden(runs)) <= 1
     assert_right(runs, cells)
+    kept = finished(runs)
     first.go_on()
-    finishes(first, runs, cells, kept={})
-    assert cells_run(second) == []
+    assert [command.end() for command in both] == [0, 0], first.printed() + second.printed()
+    assert_kept(kept, runs)
+    assert_right(runs, cells)
+    assert sorted(cells_run(first) + cells_run(second)) == sorted(name.rpartition("-")[0] for name in cells)
+    assert not hidden(runs)
 
 
 # ------------------------------------------------------------------ calibrate
@@ -278,12 +274,13 @@ def test_two_sweeps_at_the_same_time(sweep: list[str], cells: dict[str, Path], s
 
 @pytest.fixture(scope="module")
 def calibrate(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Three models, each with two tasks and their group; without the folder to write to."""
+    """Three models, each with two tasks and their group, in a process that can be stopped; without the output."""
     folder = tmp_path_factory.mktemp("output_of_lm_eval")
     for number, model in enumerate(("org/large", "org/medium", "org/small")):
         tasks = {task: matrix(3 * number + k, separation=2.5 - number) for k, task in enumerate(GROUPS["all"])}
         write_output(folder, model, tasks, groups=GROUPS)
-    return ["calibrate", str(folder), "--calibrators", "bc,proca", "--param", "proca.n_init=20", "--output"]
+    options = ["--calibrators", "bc,proca", "--param", "proca.n_init=20", "--jobs", "1"]
+    return ["calibrate", str(folder), *options, "--output"]
 
 
 @pytest.fixture(scope="module")
@@ -339,6 +336,25 @@ def test_a_calibration_that_is_killed_twice(
         assert_whole(output, calibrated)
     assert 0 < len(results(output)) < 3
     assert parts(output)
+    writes_everything(start([*calibrate, str(output)]), output, calibrated)
+
+
+def test_a_calibration_on_two_processes_that_is_killed(
+    calibrate: list[str], calibrated: Path, start: Start, tmp_path: Path
+) -> None:
+    """More restarts, so that it needs the second process; what is written then has other numbers, but is whole."""
+    output, parallel = tmp_path / "calibrated", ["--jobs", "2", "--param", "proca.n_init=200"]
+    command = start([*calibrate, str(output), *parallel])
+    command.stop_when(lambda: bool(results(output)))
+    workers = command.workers()
+    command.process.kill()
+    command.process.wait()
+    end = time.monotonic() + SECONDS
+    while any(Path(f"/proc/{pid}").exists() for pid in workers):
+        assert time.monotonic() < end, "processes outlive the command"
+        time.sleep(0.01)
+    for file in written(output).values():
+        assert file.suffix != ".json" or len(json.loads(file.read_text())["results"]) == 3
     writes_everything(start([*calibrate, str(output)]), output, calibrated)
 
 

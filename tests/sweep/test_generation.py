@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
+import signal
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,6 +21,8 @@ from lm_eval_proca.sweep.generation import Generation, Template, default_per_cla
 from lm_eval_proca.sweep.runner import load_task
 from tests.conftest import made_sentences, train_tokenizer, write_jsonl
 from tests.sweep.made_cells import made_cell
+from tests.sweep.test_sweep import cells_of, wait_until
+from tests.sweep.test_workers import pids_that_run
 
 
 @pytest.fixture(scope="module")
@@ -369,39 +375,21 @@ def test_the_papers_number_of_demonstrations():
     assert [default_per_class(labels) for labels in (2, 6, 14)] == [2, 2, 1]
 
 
-def test_a_sweep_generates_and_uses_the_file(data_dir: Path, writer: Path, tmp_path: Path, capsys):
+@pytest.fixture
+def generating(data_dir: Path, writer: Path) -> list[str]:
+    """A sweep of two cells that share an estimate set; without the folder."""
+    return [
+        *("sweep", "--model", "hf", "--model_args", f"pretrained={writer}", "--device", "cpu", "--batch_size", "16"),
+        *("--tasks", "proca_sst2", "--num_fewshot", "0", "1", "--seeds", "0", "--limit", "10"),
+        *("--estimate", "generated", "--metadata", f"proca.data_dir={data_dir}", "proca.estimate_size=20"),
+        "--output_path",
+    ]
+
+
+def test_a_sweep_generates_and_uses_the_file(generating: list[str], tmp_path: Path, capsys):
     from lm_eval_proca.cli import main
 
-    code = main(
-        [
-            *[
-                "sweep",
-                "--model",
-                "hf",
-                "--model_args",
-                f"pretrained={writer}",
-                "--device",
-                "cpu",
-                "--batch_size",
-                "16",
-            ],
-            *[
-                "--tasks",
-                "proca_sst2",
-                "--num_fewshot",
-                "0",
-                "1",
-                "--seeds",
-                "0",
-                "--limit",
-                "10",
-                "--estimate",
-                "generated",
-            ],
-            *["--metadata", f"proca.data_dir={data_dir}", "proca.estimate_size=20", "--output_path", str(tmp_path)],
-        ]
-    )
-    assert code == 0, capsys.readouterr()
+    assert main([*generating, str(tmp_path)]) == 0, capsys.readouterr()
     (file,) = tmp_path.rglob("generated/*.jsonl")
     results = [json.loads(path.read_text()) for path in tmp_path.rglob("results_*.json")]
     assert len(results) == 2
@@ -409,3 +397,26 @@ def test_a_sweep_generates_and_uses_the_file(data_dir: Path, writer: Path, tmp_p
         record = result["configs"]["proca_sst2"]["metadata"]["proca"]
         assert record["estimate_source"] == f"file:{file}"
         assert record["generated_by"]["kind"] == "generated estimate set"
+
+
+def test_one_worker_writes_the_file_that_two_need(generating: list[str], start_command: Callable, tmp_path: Path):
+    """The first is killed in the middle, while the second waits for it; then that one goes on where it stopped."""
+    alone = start_command([*generating, str(tmp_path / "alone")], tmp_path / "log")
+    alone.join()
+    runs = tmp_path / "runs"
+    first = start_command([*generating, str(runs)], tmp_path / "first")
+    wait_until(lambda: any(runs.glob("*/generated/*.partial")))
+    os.kill(first.pid, signal.SIGSTOP)
+    (partial,) = runs.glob("*/generated/*.partial")
+    begun = partial.read_bytes()
+    second = start_command([*generating, str(runs)], tmp_path / "second")
+    wait_until(lambda: second.pid in pids_that_run(runs))
+    time.sleep(1)
+    assert partial.read_bytes() == begun, "two workers write one file"
+    first.kill()
+    first.join()
+    second.join()
+    assert (alone.exitcode, second.exitcode) == (0, 0), (tmp_path / "second").read_text()
+    (file,), (expected,) = (folder.glob("*/generated/*") for folder in (runs, tmp_path / "alone"))
+    assert file.read_bytes() == expected.read_bytes()
+    assert len(cells_of(runs)) == 2

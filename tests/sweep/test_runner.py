@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lm_eval_proca.errors import ModelError, ResultsError
+from lm_eval_proca.errors import ModelError
 from lm_eval_proca.sweep.cell import Cell, Model, cell_folder, cell_scores, is_finished
 from lm_eval_proca.sweep.runner import Outcome, evaluate_cell, run_cells
 from tests.conftest import ROOT
@@ -19,14 +19,6 @@ from tests.sweep.made_cells import made_cell
 
 FILE = ROOT / "task_configs" / "proca_sst2.yaml"
 CELLS = [made_cell("t", 0, seed, file=FILE) for seed in range(3)]
-HOLD = """
-import fcntl, sys, time
-lock = open(sys.argv[1], "a")
-fcntl.lockf(lock, fcntl.LOCK_EX)
-lock.write("process 12345 on testhost"), lock.flush()
-print("held", flush=True)
-time.sleep(60)
-"""
 
 
 @pytest.fixture
@@ -128,24 +120,6 @@ def test_foreign_folder_is_never_overwritten(model: Model, tmp_path: Path):
     assert "holds no finished cell; move it away" in outcomes[0].failure.sentence
     assert (folder / "notes.txt").read_text() == "mine"
     assert outcomes[1].failure is None
-
-
-def test_second_run_in_a_folder_is_refused_and_touches_nothing(model: Model, tmp_path: Path):
-    home = tmp_path / model.name
-    leftover = home / f".unfinished-{CELLS[0].name}"
-    leftover.mkdir(parents=True)
-    with subprocess.Popen([sys.executable, "-c", HOLD, str(home / ".lock")], stdout=subprocess.PIPE) as holder:
-        assert holder.stdout.readline() == b"held\n"
-        evaluate = Recorder()
-        try:
-            with pytest.raises(ResultsError, match=r"Another run \(process 12345 on testhost\) is writing to"):
-                run(evaluate, model, tmp_path)
-            assert evaluate.seen == []
-            assert leftover.exists()
-        finally:
-            holder.kill()
-    run(evaluate, model, tmp_path)
-    assert evaluate.seen == CELLS, "a lock must end with its process"
 
 
 def test_ordinary_cell_is_what_lm_eval_writes(

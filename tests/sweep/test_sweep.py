@@ -3,6 +3,8 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -201,16 +203,20 @@ def test_failing_task_does_not_stop_the_others(
     assert "Traceback" in log.read_text()
 
 
-def test_second_sweep_in_the_folder_is_refused(options: list[str], start_command: Callable, tmp_path: Path):
+def test_dry_run_shows_who_runs_what(options: list[str], start_command: Callable, tmp_path: Path):
     command = [*options, "--output_path", str(tmp_path / "runs")]
-    first = start_command(command, tmp_path / "first")
+    sweep = start_command(command, tmp_path / "log")
     wait_until(lambda: any((tmp_path / "runs").glob("*/.unfinished-*")))
-    second = start_command(command, tmp_path / "second")
-    second.join()
-    first.kill()
-    first.join()
-    assert second.exitcode == 1
-    assert f"lm-eval-proca sweep: Another run (process {first.pid} on " in (tmp_path / "second").read_text()
+    os.kill(sweep.pid, signal.SIGSTOP)
+    shown = start_command([*command, "--dry-run"], tmp_path / "shown")
+    shown.join()
+    sweep.kill()
+    sweep.join()
+    who = rf"running: proca_\w+-\dshot-seed\d\S*: process {sweep.pid} on \S+ since \d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d$"
+    assert len(re.findall(who, (tmp_path / "shown").read_text(), flags=re.MULTILINE)) == 1
+    shown = start_command([*command, "--dry-run"], tmp_path / "later")
+    shown.join()
+    assert "running:" not in (tmp_path / "later").read_text(), "the dead run nothing"
 
 
 # ------------------------------------------------------------------ runs that differ never share a cell
