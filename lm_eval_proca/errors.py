@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 
 class ProcaError(Exception):
     """Base of every exception that lm-eval-proca raises on purpose."""
@@ -29,3 +32,9 @@ class ModelError(ProcaError, RuntimeError):
 
 class ResultsError(ProcaError, ValueError):
     """Result folders that cannot be read or compared."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of a sentence about a name that nobody knows: the known one that is nearest, if one is near."""
+    near = get_close_matches(name, [str(one) for one in known], n=1)
+    return f" Did you mean {near[0]}?" if near else ""

@@ -117,7 +117,8 @@ def test_a_mistake_ends_the_command_with_its_sentence(lm_eval, arguments, senten
 @pytest.mark.parametrize(
     ("setting", "sentence"),
     [
-        ("proca.estimat_size=3", r"unknown setting proca.estimat_size; the known ones are estimate_split, "),
+        ("proca.estimat_size=3", r"unknown setting proca.estimat_size; the known .*\. Did you mean estimate_size\?"),
+        ("proca.calibrators=bc/proc", r"there is no calibrator proc; there are none, bc, .*\. Did you mean proca\?"),
         ("proca.estimate_size=many", r"estimate_size must be a whole number of at least 1, got 'many'"),
         ("proca.calibrate=yes", r"calibrate must be true or false, got 'yes'"),
         ("proca=3", r"the metadata key `proca` must be a mapping, got 3"),
@@ -132,6 +133,26 @@ def test_a_wrong_setting_is_told_before_the_model_is_loaded(lm_eval, monkeypatch
     monkeypatch.setattr(HFLM, "create_from_arg_obj", never)
     with pytest.raises(SystemExit, match=f"^lm_eval: --metadata: {sentence}"):
         lm_eval("--limit", "5", "--metadata", setting)
+
+
+@pytest.mark.parametrize(
+    ("named", "changed", "sentence"),
+    [
+        ("own_sentiment", {"estimate_size": 1}, "an estimate set of 1 documents is too small for 2 labels"),
+        ("own_group", {"estimate_size": "many"}, "estimate_size must be a whole number of at least 1, got 'many'"),
+        ("own_tag", {"more": "metric_list: [{metric: acc_norm}]"}, "the metric acc_norm means nothing for calibrated"),
+        ("own_*", {"drop": "text_fields"}, "calibration.text_fields is missing"),
+        ("own_sentiment", {"text_fields": "[sentence]\n  estimat_seed: 3"}, "unknown setting estimat_seed in the `cal"),
+    ],
+)
+def test_a_mistake_in_the_yaml_is_told_before_the_model_is_loaded(lm_eval, own_task, named, changed, sentence):
+    """The model does not exist: whoever loads it fails with another message."""
+    folder = own_task(**{**changed, "more": changed.get("more", "") + "\ntag: own_tag"})
+    (folder / "own_group.yaml").write_text("group: own_group\ntask: [own_sentiment]\n")
+    arguments = ["--include_path", str(folder), "--tasks", named, "--metadata", "proca.eval_size=20"]
+    arguments += ["--model_args", "pretrained=/no/such/model"]
+    with pytest.raises(SystemExit, match=f"^lm_eval: own_sentiment: {sentence}"):
+        lm_eval(*arguments)
 
 
 @pytest.fixture(scope="module")
