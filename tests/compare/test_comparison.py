@@ -12,6 +12,7 @@ from scipy.stats import binomtest, kendalltau
 from sklearn.metrics import recall_score
 
 from lm_eval_proca.compare.comparison import Report, compare
+from lm_eval_proca.compare.formats import spreadsheet, terminal
 from lm_eval_proca.compare.formats.structured import as_dict
 from lm_eval_proca.compare.page import render_page
 from tests.output_folders import Matrix, write_output
@@ -419,3 +420,14 @@ def test_documents_that_nobody_recorded_stand_beside_as_many_that_somebody_did(w
     said = " ".join(notices(compare([folder]), "differing"))
     assert "documents not known" in said
     assert "unknow" not in said
+
+
+def test_the_leaderboard_has_intervals_where_documents_are_logged(lm_eval_folder, write_result):
+    report = compare([lm_eval_folder])
+    for one in report.leaderboards[0].standings:
+        low, high = one.interval
+        assert 0 < low < one.average.mean < high < 1
+    assert f"[{100 * low:.1f}, {100 * high:.1f}]" in terminal.render(report)
+    assert ",low,high" in spreadsheet.render(report)
+    not_logged = compare([write_result(accuracy={"none": 0.5, "proca": 0.9}).parent])
+    assert {one.interval for one in not_logged.leaderboards[0].standings} == {None}
