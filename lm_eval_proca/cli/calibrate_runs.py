@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,9 @@ from typing import Any
 from tqdm import tqdm
 
 from lm_eval_proca.calibration.base import Calibrator
+from lm_eval_proca.cli.wording import label_tables
 from lm_eval_proca.errors import ResultsError
-from lm_eval_proca.runs.finished import CalibratedRun, calibrate_run
+from lm_eval_proca.runs.finished import CalibratedRun, FittedTask, calibrate_run
 from lm_eval_proca.runs.finished_together import calibrate_together_run, runs_together
 from lm_eval_proca.runs.groups import NAMED, some_of
 from lm_eval_proca.runs.output_folder import RESULT_FILE, record_of, result_files, samples_without_results
@@ -26,10 +27,13 @@ def calibrate_folders(
     *,
     asked: bool = False,
     together: bool = False,
+    bias: bool = False,
+    note: Callable[[FittedTask], None] = lambda task: None,
 ) -> int:
     """Print lm-eval's table with calibrated rows for every results file; 1 if something was skipped.
 
-    With `together`, for every set of files that are runs of the same tasks under other prompts.
+    With `together`, for every set of files that are runs of the same tasks under other prompts. With `bias`, also what
+    each method prefers, label by label. `note` is given each task once it is fitted.
     """
     files = result_files(paths)
     problems = [
@@ -41,15 +45,15 @@ def calibrate_folders(
         raise ResultsError(f"There is nothing to put together. {' '.join(alone[:NAMED])}")
     problems += alone
     calibrated = calibrate_together_run if together else _calibrate_one
-    targets = _targets(paths, [first for first, *_ in sets], output)
+    targets = {} if output is None else targets_of(paths, [first for first, *_ in sets], output)
     with progress(files) as bar:
         for some in sets:
             file, target = some[0], targets.get(some[0])
-            keep = partial(write_samples, folder=target.parent) if target else lambda task: None
+            keep = partial(write_samples, folder=target.parent) if target else note
             options: dict[str, Any] = {"asked": asked, "keep": keep, "done": bar.update}
             try:
                 run = calibrated(some, calibrators, **options)
-                _print(run)
+                _print(run, bias=bias)
                 if target:
                     write_results(run, target)
                 problems += [f"{one.task} of {file} was skipped: {one.reason}." for one in run.skipped]
@@ -77,10 +81,8 @@ def progress(files: Iterable[Path]) -> tqdm:
     return tqdm(total=total, unit="tasks", desc="calibrating", disable=None)
 
 
-def _targets(paths: Sequence[str], files: Sequence[Path], output: str | None) -> dict[Path, Path]:
+def targets_of(paths: Sequence[str], files: Sequence[Path], output: str) -> dict[Path, Path]:
     """Where each results file is written: at its place below --output."""
-    if output is None:
-        return {}
     targets: dict[Path, Path] = {}
     for file in files:
         folder = next((Path(path) for path in paths if file.is_relative_to(path) and Path(path).is_dir()), file.parent)
@@ -92,7 +94,7 @@ def _targets(paths: Sequence[str], files: Sequence[Path], output: str | None) ->
     return targets
 
 
-def _print(run: CalibratedRun) -> None:
+def _print(run: CalibratedRun, *, bias: bool) -> None:
     from lm_eval.utils import make_table  # score tables, of the same command, need no lm-eval
 
     document = {"versions": {}, **run.document}
@@ -100,6 +102,8 @@ def _print(run: CalibratedRun) -> None:
     lines = [f"{document.get('model_name') or 'unknown model'}, {files}", make_table(document)]
     lines += [make_table(document, "groups")] if document.get("groups") else []
     lines += [f"note: {note}" for note in _notes(run)]
+    if bias:
+        lines.append("\n" + label_tables({task: record_of(document["configs"][task], task) for task in run.calibrated}))
     tqdm.write("\n".join(lines) + "\n")  # around the bar
 
 

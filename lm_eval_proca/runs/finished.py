@@ -67,7 +67,8 @@ class CalibratedRun:
 class FittedTask:
     """One task of a results file: its scores, and what the calibrators make of them.
 
-    With several prompts, this is the first of them; `prompts` has all, by filter.
+    With several prompts, this is the first of them; `prompts` has all, by filter. `replaced` are filters of the log
+    that calibrated in the run and do not count any more.
     """
 
     name: str
@@ -75,6 +76,7 @@ class FittedTask:
     table: ScoreTable
     fits: Mapping[str, Fit]
     prompts: Mapping[str, Prompts] = field(default_factory=dict)
+    replaced: frozenset[str] = frozenset()
 
     @cached_property
     def correct(self) -> Correct:

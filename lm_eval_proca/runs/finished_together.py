@@ -94,7 +94,7 @@ def calibrate_together_run(
             task = FittedTask(name, chosen[0][0], tables[0], together.fits[0], together.methods)
             records[name] = _recorded(chosen[0][0], together)
             add_rows(run, task, records[name])
-            _add_rows_over_prompts(run, task)
+            add_rows_over_prompts(run, task)
             keep(task)
         for _ in files:
             done()
@@ -128,7 +128,7 @@ def _recorded(log: SampleLog, together: Together) -> RunRecord:
     return replace(record, prompts=len(together.tables), prompt_hash=log.prompt_hash, together=together.report)
 
 
-def _add_rows_over_prompts(run: CalibratedRun, task: FittedTask) -> None:
+def add_rows_over_prompts(run: CalibratedRun, task: FittedTask) -> None:
     """What a run with several prompts reports beside the accuracy of the first."""
     gold = task.table.gold_of("eval")
     for name, prompts in task.prompts.items():
