@@ -72,8 +72,8 @@ def _tables(results: Path, document: Mapping[str, Any]) -> list[ScoreTable]:
     first = tables[0].record
     if [table.record.prompt for table in tables] != list(range(first.prompts)):
         raise ScoreTableError(f"{folder} has {len(tables)} score tables of {first.prompts} prompts")
-    if first.task not in document["configs"]:
-        raise ResultsError(f"{results} has no results of {first.task}, whose score table lies beside it")
+    if list(document["configs"]) != [first.task]:
+        raise ResultsError(f"{results} is not about {first.task} alone, whose score table lies beside it")
     known = record_of(document["configs"][first.task], first.task)
     if (known.documents_hash, known.prompt_hash) != (first.documents_hash, first.prompt_hash):
         raise ResultsError(f"{results} and the score table beside it are not of one run")

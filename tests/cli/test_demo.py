@@ -36,8 +36,7 @@ def test_the_table_shows_every_prompt_and_the_sentence_their_spread() -> None:
         ["mine", "mine", "10.0", "20.0", "30.0", "20.0", "40.0"],
     ]
     assert sentence == (
-        "One prompt alone says 50.0 to 70.0 raw, and 69.0 to 71.0 after batch calibration; all 3 together say 55.0 and "
-        "72.0. No label was used."
+        "From prompt to prompt, raw differs by 20.0 points, batch calibration by 2.0; it used no label."
     )
 
 
