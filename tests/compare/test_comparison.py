@@ -15,6 +15,7 @@ from lm_eval_proca.compare.comparison import Report, compare
 from lm_eval_proca.compare.formats import spreadsheet, terminal
 from lm_eval_proca.compare.formats.structured import as_dict
 from lm_eval_proca.compare.page import render_page
+from lm_eval_proca.errors import ResultsError
 from tests.output_folders import Matrix, write_output
 from tests.score_tables import made_table
 
@@ -420,6 +421,12 @@ def test_documents_that_nobody_recorded_stand_beside_as_many_that_somebody_did(w
     said = " ".join(notices(compare([folder]), "differing"))
     assert "documents not known" in said
     assert "unknow" not in said
+
+
+def test_a_task_name_that_is_nearly_right(write_result):
+    folder = write_result(accuracy={"none": 0.5, "proca": 0.9}).parent
+    with pytest.raises(ResultsError, match=r"No task matches 'sts2'; there are: sst2\. Did you mean sst2\?"):
+        compare([folder], ["sts2"])
 
 
 def test_the_leaderboard_has_intervals_where_documents_are_logged(lm_eval_folder, write_result):

@@ -258,6 +258,29 @@ filter_list:
         (file,) = (tmp_path / "scores").glob("*.parquet")
         assert set(ScoreTable.load(file).role) == {"eval", "content_free"}
 
+    @pytest.mark.parametrize(
+        ("given", "rows", "scored"),
+        [
+            ("bc", {"none", "bc"}, {"eval", "estimate"}),
+            ("proca/none", {"none", "by_likelihood"}, {"eval", "estimate"}),
+            ("none", {"none"}, {"eval"}),
+            ("bc,conca", {"none", "bc", "conca"}, {"eval", "estimate", "content_free"}),
+        ],
+    )
+    def test_a_run_chooses_its_calibrators(self, evaluate, own_task, tmp_path: Path, given, rows, scored):
+        """Those of the YAML with their parameters, others with the usual ones; only what they need is scored."""
+        more = """
+filter_list:
+  - {name: none, filter: [{function: take_first}]}
+  - {name: by_likelihood, filter: [{function: proca, selection: likelihood, n_init: 3}]}
+"""
+        settings = {"calibrators": given, "scores_dir": str(tmp_path / "scores")}
+        results = evaluate("own_sentiment", include=own_task(more=more), settings=settings, num_fewshot=0)
+        metrics = results["results"]["own_sentiment"]
+        assert {key.split(",")[1] for key in metrics if key.startswith("acc,")} == rows
+        (file,) = (tmp_path / "scores").glob("*.parquet")
+        assert set(ScoreTable.load(file).role) == scored
+
     def test_estimate_file(self, evaluate, own_task, tmp_path: Path):
         file = tmp_path / "made.jsonl"
         header = {"lm_eval_proca": {"task": "own_sentiment", "model": "somebody"}}
