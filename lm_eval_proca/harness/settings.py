@@ -361,7 +361,7 @@ def check_labels(task: str, labels: Sequence[str], settings: Settings) -> None:
             f"{task}: the label word {twice[0]!r} stands for two labels in {list(labels)}; make them differ."
         )
     size = settings.estimate_size
-    if settings.estimate_file is None and size < len(words):
+    if size < len(words):
         raise TaskError(
             f"{task}: an estimate set of {size} documents is too small for {len(words)} labels; set "
             f"proca.estimate_size to at least {len(words)}, better a hundred per label."

@@ -12,7 +12,7 @@ import pytest
 
 from lm_eval_proca.errors import TaskError
 from lm_eval_proca.scores.record import fingerprint
-from tests.conftest import made_sentences
+from tests.conftest import ROOT, made_sentences
 
 LABELED, HALF, NONE = made_sentences(40, seed=2), made_sentences(60, seed=1), made_sentences(50, seed=5)
 HALF = [row if i < 20 else {**row, "label": ""} for i, row in enumerate(HALF)]
@@ -114,3 +114,16 @@ def test_files_that_are_refused(evaluate, own_task, tmp_path: Path, content: str
     file.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(TaskError, match=sentence):
         evaluate("own_sentiment", include=own_task(), settings={"estimate_file": str(file)})
+
+
+def test_the_example_of_the_page(evaluate, monkeypatch) -> None:
+    """docs/own-task.md: its files, its YAML and its counts."""
+    docs = ROOT / "docs"
+    page, yaml = (docs / "own-task.md").read_text(), (docs / "tickets" / "tickets.yaml").read_text()
+    assert yaml in page
+    monkeypatch.chdir(docs)
+    settings = {"demonstration_counts": "1/1/1", "calibrators": "bc"}
+    results = evaluate("tickets", include=docs / "tickets", settings=settings, num_fewshot=3, fewshot_random_seed=1)
+    record = results["configs"]["tickets"]["metadata"]["proca"]
+    assert f"{record['eval_rows']} eval + {record['estimate_size']} estimate documents x 3 labels" in page
+    assert {key for key in results["results"]["tickets"] if key.startswith("acc,")} == {"acc,none", "acc,bc"}
