@@ -61,6 +61,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     params, named = _chosen(args)
+    if args.together and args.bias:
+        raise ResultsError("--bias is about single prompts; leave it or --together out.")
     if any(map(_is_output_of_lm_eval, args.files)):
         return _calibrate_folders(args, params, named)
 
@@ -133,6 +135,11 @@ def _calibrate_folders(args: argparse.Namespace, params: fitting.Params, named: 
         )
     if args.save is not None:
         raise ResultsError("--save keeps the calibrator of one file; name a samples_*.jsonl or a score table.")
+    if args.together and args.output is not None and is_rows_file(args.output):
+        raise ResultsError(
+            f"--output {args.output}: with --together, output folders are written as a folder; for a file of numbers "
+            f"name the samples_*.jsonl of a task."
+        )
     calibrators = fitting.calibrators_of_documents(params, hidden_states=False) if named is None else named
     numbers: list[dict[str, Any]] = []
 

@@ -282,27 +282,32 @@ def set_up(given: Mapping[str, Any]) -> TaskSetup:
 
 def check_tasks(specs: Sequence[Any], index: Mapping[str, Any], metadata: Mapping[str, Any]) -> None:
     """Check calibrated tasks as `lm_eval --tasks` names them, with lm-eval's index of tasks, groups and tags."""
-    for config in _configs(specs, index, set()):
+    for config in _configs(specs, index, {}, set()):
         if "CalibratedTask" in str(config.get("class")):  # the class, or what lm-eval's index has for it: a path
             own = config.get("metadata")
             set_up({**config, "metadata": {**(own if isinstance(own, dict) else {}), **metadata}})
 
 
-def _configs(specs: Any, index: Mapping[str, Any], seen: set[str]) -> Iterator[Mapping[str, Any]]:
-    """The YAMLs behind names, paths being left to lm-eval; what a group changes in its tasks is not looked at."""
+def _configs(
+    specs: Any, index: Mapping[str, Any], changed: Mapping[str, Any], seen: set[str]
+) -> Iterator[Mapping[str, Any]]:
+    """The YAMLs behind names, with what groups change in them; each once, and paths are left to lm-eval."""
     for spec in specs if isinstance(specs, (list, tuple)) else [specs]:
-        if isinstance(spec, Mapping):
-            yield spec
-        elif isinstance(spec, str) and spec in index and spec not in seen:
-            seen.add(spec)
-            entry = index[spec]
+        own = {**changed, **spec} if isinstance(spec, Mapping) else changed
+        name = spec if isinstance(spec, str) else own.get("group", own.get("task"))
+        if isinstance(spec, Mapping) and name not in index:
+            yield own
+        elif isinstance(name, str) and name in index and name not in seen:
+            seen.add(name)
+            entry = index[name]
             if entry.kind.name == "TAG":
-                yield from _configs(sorted(entry.tags), index, seen)
+                yield from _configs(sorted(entry.tags), index, own, seen)
             elif entry.kind.name == "GROUP":
-                members = [one if isinstance(one, str) else one.get("task") for one in entry.cfg.get("task", ())]
-                yield from _configs(members, index, seen)
+                of_group = {key: value for key, value in entry.cfg.items() if key not in ("group", "task", "metadata")}
+                of_members = {key: value for key, value in own.items() if key not in ("group", "task")}
+                yield from _configs(entry.cfg.get("task", ()), index, {**of_group, **of_members}, seen)
             else:
-                yield entry.cfg
+                yield {**entry.cfg, **own}
 
 
 def check_config(task: str, config: Mapping[str, Any], text_fields: Sequence[str]) -> None:

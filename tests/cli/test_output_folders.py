@@ -240,6 +240,8 @@ def test_a_hundred_files_with_damaged_and_foreign_ones(tmp_path: Path, capsys: O
     ("arguments", "message"),
     [
         (["--save", "x.json"], "--save keeps the calibrator of one file"),
+        (["--together", "--bias"], "--bias is about single prompts"),
+        (["--together", "--output", "x.csv"], "with --together, output folders are written as a folder"),
         (["--calibrators", "platt"], "no calibrator named 'platt'"),
         (["scores.parquet"], "together with output folders"),
     ],

@@ -155,6 +155,20 @@ def test_a_mistake_in_the_yaml_is_told_before_the_model_is_loaded(lm_eval, own_t
         lm_eval(*arguments)
 
 
+def test_what_a_group_says_counts_before_the_model_is_loaded(lm_eval, own_task):
+    """A YAML that is whole only inside its group is no mistake; one that the group spoils is."""
+    folder = own_task(drop="text_fields")
+    whole = "calibration: {text_fields: [sentence], estimate_size: SIZE, data_folder: sst2}"
+    arguments = ["--include_path", str(folder), "--tasks", "own_group", "--limit", "6", "--metadata", "proca.prompts=1"]
+    group = folder / "own_group.yaml"
+    for members in (f"task: [own_sentiment]\n{whole}\n", f"task:\n  - task: own_sentiment\n    {whole}\n"):
+        group.write_text(f"group: own_group\n{members.replace('SIZE', '20')}")
+        assert lm_eval(*arguments)[1]["configs"]["own_sentiment"]["metadata"]["proca"]["estimate_size"] == 20
+        group.write_text(f"group: own_group\n{members.replace('SIZE', '1')}")
+        with pytest.raises(SystemExit, match=r"^lm_eval: own_sentiment: an estimate set of 1 documents is too small"):
+            lm_eval(*arguments, "--model_args", "pretrained=/no/such/model")
+
+
 @pytest.fixture(scope="module")
 def failing_model(tiny_gpt2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny GPT-2 with a hole: whatever comes after a "þ" in its input is NaN."""
