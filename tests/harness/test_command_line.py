@@ -223,3 +223,34 @@ def test_a_task_whose_scores_cannot_be_calibrated(
     assert done.stderr.count(f"proca_sst2: no row for bc, conca, proca, proca_h: {sentence}") == 1
     tables = [pq.read_table(path) for path in sorted((tmp_path / "scores").glob("*.parquet"))]
     assert [table.num_rows for table in tables] == [40 + 40 + 3] * 2
+
+
+PLAIN = """
+task: plain
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {rows}}}}}
+test_split: test
+output_type: multiple_choice
+doc_to_text: "{{{{sentence}}}} It was"
+doc_to_target: label
+doc_to_choice: ["bad", "good"]
+"""
+
+
+def test_a_calibrated_and_a_plain_logged_run_of_a_task_are_one_column(lm_eval, data_dir: Path, tmp_path: Path, capsys):
+    """They meet by the hashes of their documents, which the one has recorded and the other logged."""
+    from lm_eval_proca.cli import main
+
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks" / "plain.yaml").write_text(PLAIN.format(rows=data_dir / "sst2" / "validation.jsonl"))
+    common = ["--include_path", str(tmp_path / "tasks"), "--tasks", "plain", "--limit", "0.5", "--metadata"]
+    lm_eval(*common, "proca.estimate_size=40", "proca.calibrate=true")
+    lm_eval(*common, "proca.estimate_size=40")
+    runs = [str(folder) for folder in tmp_path.glob("run*")]
+    assert len(runs) == 2
+    assert main(["compare", *runs, "--tasks", "plain", "--format", "json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert {one["dataset"] for one in report["accuracies"]} == {"plain"}
+    assert [one["kind"] for one in report["notices"]] == ["calibrated", "duplicate"]
+    assert "different" not in report["notices"][1]["text"]
+    assert "unknow" not in json.dumps(report)
