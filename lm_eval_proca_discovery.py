@@ -92,6 +92,35 @@ def _check_settings(metadata):
         settings_of_run(metadata)
 
 
+def _check_tasks(evaluator):
+    """Tell a mistake in the settings and YAMLs of our tasks now: lm-eval loads the model before it reads the tasks."""
+    import functools
+    import inspect
+
+    plain = evaluator.simple_evaluate
+    signature = inspect.signature(plain)
+
+    @functools.wraps(plain)
+    def simple_evaluate(*args, **kwargs):
+        from lm_eval_proca.errors import ProcaError
+
+        try:
+            call = signature.bind(*args, **kwargs).arguments
+            _check_settings(call.get("metadata"))
+            if call.get("task_manager") is not None:
+                from lm_eval_proca.harness.settings import check_tasks
+
+                manager = call["task_manager"]
+                check_tasks(call.get("tasks") or [], manager.task_index, manager.metadata or {})
+        except ProcaError:
+            raise
+        except Exception as error:
+            _warn("a check of the tasks", error)
+        return plain(*args, **kwargs)
+
+    evaluator.simple_evaluate = simple_evaluate
+
+
 def _end_in_a_sentence(harness):
     """Let the command `lm_eval` end with the sentence of our errors, not with a traceback."""
     import functools
@@ -147,6 +176,7 @@ AFTER_IMPORT = {
     "lm_eval.tasks.manager": _add_tasks,
     "lm_eval.models": _add_models,
     "lm_eval.filters": _add_filters,
+    "lm_eval.evaluator": _check_tasks,
     "lm_eval._cli.harness": _end_in_a_sentence,
 }
 

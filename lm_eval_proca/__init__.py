@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from lm_eval_proca.classify.classifier import TextClassifier as TextClassifier
     from lm_eval_proca.errors import ProcaError as ProcaError
     from lm_eval_proca.harness.task import CalibratedTask as CalibratedTask
+    from lm_eval_proca.runs.frames import results_frame as results_frame
     from lm_eval_proca.scores.score_table import ScoreTable as ScoreTable
 
 __version__ = "0.1.0"
@@ -38,6 +39,7 @@ _HOME = {
     "ScoreTable": "scores.score_table",
     "TextClassifier": "classify.classifier",
     "load_calibrator": "calibration.storage",
+    "results_frame": "runs.frames",
 }
 
 __all__ = ["__version__", *_HOME]

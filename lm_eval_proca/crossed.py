@@ -41,7 +41,7 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import expit, logit, stdtrit
 
-from lm_eval_proca.metrics import LEVEL, paired_test, standard_deviation, standard_error
+from lm_eval_proca.metrics import LEVEL, grouped, paired_test, standard_deviation, standard_error
 
 SMALLEST_P_VALUE = 1e-100
 DIGITS = 12
@@ -80,6 +80,26 @@ def crossed_mean(right: np.ndarray) -> CrossedMean:
     mean, error = float(right.mean()), _standard_error(right)
     low, high = (None, None) if error is None else _interval(mean, _half_width(_sources(right), 1 - LEVEL))
     return CrossedMean(mean, error, low, high, standard_deviation(by_prompt), min(by_prompt))
+
+
+def average_interval(datasets: Sequence[np.ndarray]) -> tuple[float, float]:
+    """The 95 % interval of an accuracy averaged over datasets, each of them an array (prompts, documents) of its own.
+
+    What documents, or prompts, of all datasets add has as many degrees of freedom as Satterthwaite gives their sum: the
+    two prompts of one dataset tell little about the spread, those of nine tell enough.
+
+    Examples
+    --------
+    >>> right = np.array([[1, 1, 0, 1, 0, 1, 1, 1, 0, 1]])
+    >>> [round(end, 3) for end in average_interval([right])], round(crossed_mean(right).low, 3)
+    ([0.31, 0.924], 0.31)
+    >>> [round(end, 3) for end in average_interval([right, right])]
+    [0.442, 0.873]
+    """
+    values = [np.asarray(one, dtype=float) for one in datasets]
+    kinds = grouped((one for some in values for one in _sources(some)), lambda one: one.of_prompts).values()
+    half_width = _half_width([_added(alike) for alike in kinds], 1 - LEVEL) / len(values)
+    return _interval(float(np.mean([one.mean() for one in values])), half_width)
 
 
 def _interval(mean: float, half_width: float) -> tuple[float, float]:
@@ -189,7 +209,8 @@ class _Source(NamedTuple):
     """A part of the variance, and how many degrees of freedom its estimate has."""
 
     variance: float
-    freedom: int
+    freedom: float
+    of_prompts: bool = False
 
 
 def _sources(values: np.ndarray) -> list[_Source]:
@@ -202,12 +223,18 @@ def _sources(values: np.ndarray) -> list[_Source]:
         error = standard_error(values[0])
         return [] if error is None else _varying([_Source(error**2, documents - 1)])
     a, b, c = _variances(values)
-    parts = [_Source(a - c, documents - 1), _Source(b, prompts - 1)]
+    parts = [_Source(a - c, documents - 1), _Source(b, prompts - 1, of_prompts=True)]
     return _varying(parts) or _varying([_Source(c, documents - 1)])
 
 
 def _varying(sources: Iterable[_Source]) -> list[_Source]:
     return [one for one in sources if one.variance > ROUNDING]
+
+
+def _added(sources: Sequence[_Source]) -> _Source:
+    """The variance of a sum, with Satterthwaite's degrees of freedom."""
+    variance = sum(one.variance for one in sources)
+    return _Source(variance, variance**2 / sum(one.variance**2 / one.freedom for one in sources))
 
 
 def _half_width(sources: Sequence[_Source], error: float) -> float:

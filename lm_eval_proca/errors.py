@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 
 class ProcaError(Exception):
     """Base of every exception that lm-eval-proca raises on purpose."""
@@ -33,3 +36,9 @@ class ResultsError(ProcaError, ValueError):
 
 class TextsError(ProcaError, ValueError):
     """Texts, labels or templates that cannot be classified, or a file of them that cannot be read."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of a sentence about a name that nobody knows: the known one that is nearest, if one is near."""
+    near = get_close_matches(name, [str(one) for one in known], n=1)
+    return f" Did you mean {near[0]}?" if near else ""

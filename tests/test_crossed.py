@@ -10,7 +10,7 @@ from scipy.special import expit
 from scipy.stats import binomtest, norm, ttest_1samp
 from scipy.stats import t as student
 
-from lm_eval_proca.crossed import crossed_mean, crossed_test
+from lm_eval_proca.crossed import average_interval, crossed_mean, crossed_test
 from lm_eval_proca.metrics import standard_error
 
 REPLICATIONS = 6000
@@ -185,3 +185,35 @@ def test_two_equal_models_differ_in_one_of_twenty_tests(prompts: int, documents:
     ]
     errors = np.mean([crossed_test(a, b).p_value < 0.05 for a, b in zip(*models, strict=True)])
     assert (0.03 if prompts > 3 else 0.01) <= errors <= 0.07
+
+
+def test_the_interval_of_an_average_over_datasets_covers_it() -> None:
+    """Three tasks of other difficulty and size, one prompt each: errors of independent means add in squares."""
+    rng, skills, sizes = np.random.default_rng(0), (0.55, 0.7, 0.9), (100, 200, 400)
+    covered = 0
+    for _ in range(2000):
+        drawn = [rng.random((1, size)) < skill for skill, size in zip(skills, sizes, strict=True)]
+        low, high = average_interval(drawn)
+        covered += low <= np.mean(skills) <= high
+    assert 0.94 < covered / 2000 < 0.965
+    errors = [standard_error(one[0]) or 0.0 for one in drawn]
+    assert high - low == pytest.approx(2 * 1.97 * np.sqrt(sum(error**2 for error in errors)) / 3, rel=0.03)
+
+
+def test_the_interval_of_an_average_over_datasets_and_prompts_covers_it() -> None:
+    """Probit models as above: four tasks, three prompts each, which differ by ten points."""
+    rng, covered = np.random.default_rng(0), 0
+    for _ in range(1000):
+        drawn = [
+            0.6 + rng.normal(0, 0.3, (3, 1)) + rng.normal(0, 0.8, (1, 200)) + rng.normal(0, 1, (3, 200)) > 0
+            for _ in range(4)
+        ]
+        low, high = average_interval(drawn)
+        covered += low <= norm.cdf(0.6 / np.sqrt(1 + 0.3**2 + 0.8**2)) <= high
+    assert 0.94 < covered / 1000 < 0.99
+
+
+def test_the_interval_of_one_dataset_is_that_of_its_mean() -> None:
+    right = np.random.default_rng(1).random((4, 60)) < 0.7
+    found = crossed_mean(right)
+    assert average_interval([right]) == pytest.approx((found.low, found.high))

@@ -172,6 +172,16 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):
         """Index of the most probable label of each document, by :meth:`predict_log_proba`."""
         return self.predict_log_proba(X, representations=representations).argmax(axis=1)
 
+    def predict_labels(self, X: Any, *, representations: Any = None) -> NDArray[np.str_]:
+        """The word of the most probable label of each document; :meth:`fit` must have been given the words."""
+        found = self.predict(X, representations=representations)
+        if self.labels_ is None:
+            raise CalibrationError(
+                f"This {type(self).__name__} knows no label words; give them to fit(scores, labels=[...]), or fit it "
+                f"on a data frame with a column for each."
+            )
+        return np.array(self.labels_)[found]
+
     def fit_report(self) -> dict[str, Any]:
         """What happened during :meth:`fit`, ready for JSON."""
         check_is_fitted(self)

@@ -8,6 +8,9 @@ from scipy.special import log_softmax
 
 from lm_eval_proca.calibration.base import Array, Calibrator
 
+_FEW_ROWS = 10
+"""Per label. With fewer, the labels that happen to be among the documents move the means (docs/analyses.md, size)."""
+
 
 class BatchCalibrator(Calibrator):
     """Subtract the mean log-probability of each label over the estimate set.
@@ -39,4 +42,12 @@ class BatchCalibrator(Calibrator):
         return log_softmax(scores, axis=1) - self.mean_log_proba_
 
     def _report(self) -> dict[str, Any]:
-        return {"mean_log_proba": self.mean_log_proba_}
+        return {"mean_log_proba": self.mean_log_proba_, "warnings": self._warnings()}
+
+    def _warnings(self) -> list[str]:
+        if self.n_rows_ >= _FEW_ROWS * self.n_labels_:
+            return []
+        return [
+            f"The means are over {self.n_rows_} documents, fewer than {_FEW_ROWS} for each of {self.n_labels_} labels: "
+            f"other documents would move them."
+        ]

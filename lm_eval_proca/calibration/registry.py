@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from lm_eval_proca.errors import CalibrationError
+from lm_eval_proca.errors import CalibrationError, did_you_mean
 
 if TYPE_CHECKING:
     from lm_eval_proca.calibration.base import Calibrator
@@ -72,7 +72,8 @@ def get_calibrator(name: str) -> type[Calibrator]:
     """The class registered as `name`, imported on first use."""
     if name not in CALIBRATORS:
         known = ", ".join(sorted(CALIBRATORS))
-        raise CalibrationError(f"There is no calibrator named {name!r}; the known ones are {known}.")
+        near = did_you_mean(name, CALIBRATORS)
+        raise CalibrationError(f"There is no calibrator named {name!r}; the known ones are {known}.{near}")
     return pkgutil.resolve_name(CALIBRATORS[name])
 
 
@@ -84,6 +85,7 @@ def make_calibrator(name: str, params: Mapping[str, Any]) -> Calibrator:
     if unknown:
         raise CalibrationError(
             f"The calibrator {name} has no parameter {', '.join(unknown)}; it has {', '.join(known) or 'none'}."
+            f"{did_you_mean(unknown[0], known)}"
         )
     calibrator = cls(**params)
     calibrator.check_params()

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from lm_eval_proca import __version__
-from lm_eval_proca.errors import ProcaError
+from lm_eval_proca.errors import ProcaError, did_you_mean
 
 COMMANDS = {
     "analyze": "the paper's analyses: a table and a figure from score tables, or from runs that it makes itself",
@@ -45,6 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             module = importlib.import_module(f"{__name__}.{name.replace('-', '_')}")
             module.add_arguments(command)
             command.set_defaults(run=module.run)
+    if argv and argv[0] not in COMMANDS and not argv[0].startswith("-"):
+        parser.error(f"there is no command {argv[0]}; --help lists them.{did_you_mean(argv[0], COMMANDS)}")
     args = parser.parse_args(argv)
     try:
         return args.run(args)

@@ -25,7 +25,7 @@ from lm_eval_proca.cli.options import (
 )
 from lm_eval_proca.compare.formats.tabular import text_table, write_rows
 from lm_eval_proca.distributed import is_first_process
-from lm_eval_proca.errors import ProcaError, ResultsError
+from lm_eval_proca.errors import ProcaError, ResultsError, did_you_mean
 from lm_eval_proca.paper import ANALYSES, get_analysis
 from lm_eval_proca.paper.analysis import MissingMatplotlib
 from lm_eval_proca.paper.observations import runs_of, usable
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "analyses:\n" + "\n".join(f"  {name:{width}}  {what}" for name, what in ANALYSES.items())
     parser.epilog += f"\n  {ALL:{width}}  every one of them; runs that several of them need are made once"
     add = parser.add_argument
-    add("name", metavar="NAME", choices=[*ANALYSES, ALL], help="which analysis; see below")
+    add("name", metavar="NAME", type=_known_analysis, help="which analysis; see below")
     add(
         "files", nargs="*", metavar="FILE", help="score tables, or folders with score tables (of a sweep, for instance)"
     )
@@ -60,6 +60,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--num_fewshot", nargs="+", type=whole_number, metavar="N", help="other numbers of shots than the paper's")
     add("--seeds", nargs="+", type=whole_number, metavar="S", help="other seeds (prompts) than 0 1 2 ...")
     add("--limit", type=positive, metavar="N", help="evaluate only N documents per run")
+
+
+def _known_analysis(name: str) -> str:
+    known = [*ANALYSES, ALL]
+    if name not in known:
+        sentence = f"there is no analysis {name}; they are {', '.join(known)}.{did_you_mean(name, known)}"
+        raise argparse.ArgumentTypeError(sentence)
+    return name
 
 
 def run(args: argparse.Namespace) -> int:

@@ -11,11 +11,13 @@ from typing import Any
 from lm_eval_proca.calibration.base import Calibrator
 from lm_eval_proca.calibration.registry import CALIBRATORS
 from lm_eval_proca.cli.calibrate_runs import calibrate_folders
+from lm_eval_proca.cli.calibrate_sweep import calibrate_sweep
 from lm_eval_proca.cli.calibrate_together import calibrate_sets, could_be_together
 from lm_eval_proca.cli.options import add_jobs_option, add_param_option, calibrator_params, names
-from lm_eval_proca.cli.wording import folds_in_words, headline, number
-from lm_eval_proca.compare.formats.tabular import check_rows_file, text_table, write_rows
+from lm_eval_proca.cli.wording import folds_in_words, headline, label_table, number
+from lm_eval_proca.compare.formats.tabular import check_rows_file, is_rows_file, text_table, write_rows
 from lm_eval_proca.errors import CalibrationError, ResultsError
+from lm_eval_proca.runs.finished import FittedTask
 from lm_eval_proca.runs.output_folder import visible_files
 from lm_eval_proca.runs.processes import cores, processes
 from lm_eval_proca.runs.score_files import find_score_tables, read_run
@@ -37,14 +39,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="output folders of lm_eval --log_samples, or single samples_*.jsonl; or score tables (--metadata "
         "proca.scores_dir=DIR) and folders of them",
     )
-    add("--calibrators", metavar="NAMES", help="e.g. proca,bc,conca (default: those of the run, with its parameters)")
+    add("--calibrators", metavar="NAMES", help="e.g. none,bc,proca (default: those of the run, with its parameters)")
     add_param_option(parser)
     add_jobs_option(parser)
     add(
         "--output",
         metavar="PATH",
-        help="also write the numbers: of output folders a folder with results and samples in lm-eval's format; else a "
-        ".json (with the fit reports) or .csv file",
+        help="also write a file of all numbers, .json (with the fit reports) or .csv; or a folder, which gets results "
+        "and samples as lm-eval writes them, of a sweep all its cells",
     )
     add("--bias", action="store_true", help="show label by label what each method prefers, as for a single file")
     add(
@@ -61,13 +63,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     params, named = _chosen(args)
+    if args.together and args.bias:
+        raise ResultsError("--bias is about single prompts; leave it or --together out.")
     if any(map(_is_output_of_lm_eval, args.files)):
         return _calibrate_folders(args, params, named)
+
+    def calibrators_of(table: ScoreTable) -> Calibrators:
+        return fitting.calibrators_of_run(table, params) if named is None else named
+
     if args.together:
-        return calibrate_sets(args, lambda table: named or fitting.calibrators_of_run(table, params))
-    check_rows_file(args.output)
+        return calibrate_sets(args, calibrators_of)
+    if not all(Path(path).is_dir() for path in args.files):
+        check_rows_file(args.output)
+    if args.output is not None and not is_rows_file(args.output):
+        if args.save is not None:
+            raise ResultsError("--save keeps the calibrator of one file; leave it or the folder --output out.")
+        return calibrate_sweep(args.files, calibrators_of, args.output, bias=args.bias)
     tables = [(path, read_run(path)) for path in find_score_tables(args.files)]
-    chosen = [fitting.calibrators_of_run(table, params) if named is None else named for _, table in tables]
+    chosen = [calibrators_of(table) for _, table in tables]
     if args.save is not None and (count := sum(map(len, chosen))) != 1:
         raise CalibrationError(
             f"--save keeps one calibrator, these would be {count}; name one file and one calibrator, e.g. "
@@ -85,9 +98,7 @@ def run(args: argparse.Namespace) -> int:
     for note in could_be_together(tables):
         print(f"note: {note}")
     if args.output is not None:
-        if args.output.endswith(".csv"):
-            written = [{key: value for key, value in row.items() if key not in ("fit", "bias")} for row in written]
-        print(f"numbers written to {write_rows(written, args.output)}", file=sys.stderr)
+        _write(written, args.output)
     if args.save is not None:
         if not fitted:
             raise CalibrationError(f"Nothing was fitted, so {args.save} is not written; see the note above.")
@@ -104,12 +115,18 @@ def _recalibrated(
         yield from (finish() for finish in begun)
 
 
+def _write(rows: Sequence[dict[str, Any]], path: str) -> None:
+    if path.endswith(".csv"):
+        rows = [{key: value for key, value in row.items() if key not in ("fit", "bias")} for row in rows]
+    print(f"numbers written to {write_rows(rows, path)}", file=sys.stderr)
+
+
 def _print(table: ScoreTable, measured: Sequence[Measured], failures: Mapping[str, str], by_label: bool) -> None:
     print(text_table([_printed(row) for row in measured]))
     for note in _notes(table, measured, failures):
         print(f"note: {note}")
     if by_label and measured[0].bias.documents:
-        print("\n" + text_table(_label_rows(table, measured)))
+        print("\n" + label_table(table.labels, {row.name: row.bias for row in measured}))
     print()
 
 
@@ -125,14 +142,27 @@ def _calibrate_folders(args: argparse.Namespace, params: fitting.Params, named: 
         raise ResultsError(
             f"{', '.join(others)}: single files cannot be given together with output folders; calibrate them apart."
         )
-    if args.save is not None or args.bias:
-        raise ResultsError("--save and --bias are for single files; name a samples_*.jsonl or a score table.")
-    if args.output is not None and Path(args.output).suffix in (".json", ".csv"):
-        raise ResultsError(f"--output {args.output}: name a folder for results and samples as lm-eval has them.")
+    if args.save is not None:
+        raise ResultsError("--save keeps the calibrator of one file; name a samples_*.jsonl or a score table.")
+    if args.together and args.output is not None and is_rows_file(args.output):
+        raise ResultsError(
+            f"--output {args.output}: with --together, output folders are written as a folder; for a file of numbers "
+            f"name the samples_*.jsonl of a task."
+        )
     calibrators = fitting.calibrators_of_documents(params, representations=False) if named is None else named
-    asked = bool(args.calibrators)
-    options = {"jobs": args.jobs or cores(), "asked": asked, "together": args.together}
-    return calibrate_folders(args.files, calibrators, args.output, **options)
+    numbers: list[dict[str, Any]] = []
+
+    def note(task: FittedTask) -> None:
+        rows = fitting.measured(task.table, task.fits)
+        numbers.extend(_row(str(task.log.path), task.table, row) for row in rows)
+
+    options: dict[str, Any] = {"asked": bool(args.calibrators), "together": args.together, "bias": args.bias}
+    options["jobs"] = args.jobs or cores()
+    if args.output is None or not is_rows_file(args.output):
+        return calibrate_folders(args.files, calibrators, args.output, **options)
+    status = calibrate_folders(args.files, calibrators, None, note=note, **options)
+    _write(numbers, args.output)
+    return status
 
 
 def _chosen(args: argparse.Namespace) -> tuple[fitting.Params, Calibrators | None]:
@@ -176,23 +206,6 @@ def _printed(row: Measured) -> dict[str, str]:
 
 def _report(row: Measured) -> dict[str, Any]:
     return {} if row.fit is None else row.fit.calibrator.fit_report()
-
-
-def _label_rows(table: ScoreTable, measured: Sequence[Measured]) -> list[dict[str, Any]]:
-    """One row per method and label: what the method gives the label, and how often the label is right."""
-    return [
-        {
-            "calibrator": row.name,
-            "label": label,
-            "mean probability": row.bias.mean_probability and row.bias.mean_probability[k],
-            "predicted": row.bias.predicted_share[k],
-            "gold": row.bias.gold_share[k],
-            "recall": row.bias.recall[k],
-            "sd of recalls": row.bias.recall_sd if k == 0 else None,
-        }
-        for row in measured
-        for k, label in enumerate(table.labels)
-    ]
 
 
 def _row(file: str, table: ScoreTable, row: Measured) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,9 @@ from typing import Any
 from tqdm import tqdm
 
 from lm_eval_proca.calibration.base import Calibrator
+from lm_eval_proca.cli.wording import label_tables
 from lm_eval_proca.errors import ResultsError
-from lm_eval_proca.runs.finished import BegunRun, CalibratedRun, begin_run, calibrated_in_order
+from lm_eval_proca.runs.finished import BegunRun, CalibratedRun, FittedTask, begin_run, calibrated_in_order
 from lm_eval_proca.runs.finished_together import begin_together, runs_together
 from lm_eval_proca.runs.groups import NAMED, some_of
 from lm_eval_proca.runs.output_folder import RESULT_FILE, record_of, result_files, samples_without_results
@@ -28,10 +29,13 @@ def calibrate_folders(
     jobs: int,
     asked: bool = False,
     together: bool = False,
+    bias: bool = False,
+    note: Callable[[FittedTask], None] = lambda task: None,
 ) -> int:
     """Print lm-eval's table with calibrated rows for every results file; 1 if something was skipped.
 
-    With `together`, for every set of files that are runs of the same tasks under other prompts.
+    With `together`, for every set of files that are runs of the same tasks under other prompts. With `bias`, also what
+    each method prefers, label by label. `note` is given each task once it is fitted.
     """
     files = result_files(paths)
     problems = [
@@ -42,7 +46,7 @@ def calibrate_folders(
     if not sets:
         raise ResultsError(f"There is nothing to put together. {' '.join(alone[:NAMED])}")
     problems += alone
-    targets = _targets(paths, [first for first, *_ in sets], output)
+    targets = {} if output is None else targets_of(paths, [first for first, *_ in sets], output)
 
     def begin(some: Sequence[Path], submit: Submit) -> BegunRun:
         keep = partial(write_samples, folder=targets[some[0]].parent) if targets else None
@@ -50,12 +54,12 @@ def calibrate_folders(
         return begin_together(some, calibrators, **options) if together else begin_run(some[0], calibrators, **options)
 
     with progress(files) as bar:
-        runs = calibrated_in_order((partial(begin, some) for some in sets), min(jobs, bar.total), bar.update)
+        runs = calibrated_in_order((partial(begin, some) for some in sets), min(jobs, bar.total), bar.update, note)
         for (file, *_), run in zip(sets, runs, strict=True):
             try:
                 if isinstance(run, ResultsError):
                     raise run
-                _print(run)
+                _print(run, bias=bias)
                 if targets:
                     write_results(run, targets[file])
                 problems += [f"{one.task} of {file} was skipped: {one.reason}." for one in run.skipped]
@@ -78,10 +82,8 @@ def progress(files: Iterable[Path]) -> tqdm:
     return tqdm(total=total, unit="tasks", desc="calibrating", disable=None)
 
 
-def _targets(paths: Sequence[str], files: Sequence[Path], output: str | None) -> dict[Path, Path]:
+def targets_of(paths: Sequence[str], files: Sequence[Path], output: str) -> dict[Path, Path]:
     """Where each results file is written: at its place below --output."""
-    if output is None:
-        return {}
     targets: dict[Path, Path] = {}
     for file in files:
         folder = next((Path(path) for path in paths if file.is_relative_to(path) and Path(path).is_dir()), file.parent)
@@ -93,7 +95,7 @@ def _targets(paths: Sequence[str], files: Sequence[Path], output: str | None) ->
     return targets
 
 
-def _print(run: CalibratedRun) -> None:
+def _print(run: CalibratedRun, *, bias: bool) -> None:
     from lm_eval.utils import make_table  # score tables, of the same command, need no lm-eval
 
     document = {"versions": {}, **run.document}
@@ -101,6 +103,8 @@ def _print(run: CalibratedRun) -> None:
     lines = [f"{document.get('model_name') or 'unknown model'}, {files}", make_table(document)]
     lines += [make_table(document, "groups")] if document.get("groups") else []
     lines += [f"note: {note}" for note in _notes(run)]
+    if bias:
+        lines.append("\n" + label_tables({task: record_of(document["configs"][task], task) for task in run.calibrated}))
     tqdm.write("\n".join(lines) + "\n")  # around the bar
 
 

@@ -28,8 +28,6 @@ CalibratorsOf = Callable[[ScoreTable], Mapping[str, Calibrator]]
 def calibrate_sets(args: argparse.Namespace, calibrators_of: CalibratorsOf) -> int:
     """One table for every set among the files; 1 if a file is in none, or has scores that are not finite."""
     check_rows_file(args.output)
-    if args.bias:
-        raise ResultsError("--bias is about single prompts; leave it or --together out.")
     sets, reasons = sets_of([read_prompt(path) for path in find_score_tables(args.files)])
     if not sets:
         raise ResultsError(f"There is nothing to put together. {_some(reasons)}")

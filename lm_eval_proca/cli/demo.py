@@ -71,7 +71,7 @@ def packaged_model() -> dict[str, str]:
 
 
 def what_prompts_and_calibration_change(results: Mapping[str, Any]) -> str:
-    """A line for each method, its accuracy under every prompt and with all prompts together; and what to see there."""
+    """A line for each method, its accuracy under every prompt and with all prompts together; below, what to see."""
     metrics = results["results"][TASK]
     alone = {name: one["accuracy"] for name, one in results["configs"][TASK]["metadata"]["proca"]["together"].items()}
     together = {name: metrics[f"acc_together,{name}"] for name in alone}
@@ -82,14 +82,13 @@ def what_prompts_and_calibration_change(results: Mapping[str, Any]) -> str:
         rows.append({"row": name, "method": SHOWN.get(name, name), **shown})
     return (
         f"Accuracy in per cent on {results['n-samples'][TASK]['effective']} sentences. The prompts differ only in "
-        f"their examples.\n{text_table(rows)}\nOne prompt alone says {_from_to(alone['none'])} raw, and "
-        f"{_from_to(alone['bc'])} after batch calibration; all {PROMPTS} together say {_percent(together['none'])} and "
-        f"{_percent(together['bc'])}. No label was used."
+        f"their examples.\n{text_table(rows)}\nFrom prompt to prompt, raw differs by {_spread(alone['none'])} points, "
+        f"batch calibration by {_spread(alone['bc'])}; it used no label."
     )
 
 
-def _from_to(numbers: Sequence[float]) -> str:
-    return f"{_percent(min(numbers))} to {_percent(max(numbers))}"
+def _spread(numbers: Sequence[float]) -> str:
+    return _percent(max(numbers) - min(numbers))
 
 
 def _headings() -> list[str]:

@@ -17,9 +17,9 @@ from lm_eval_proca_discovery import task_configs_path
 
 SHOWN_DUPLICATES = 5
 
-SIZE, VARIED = "estimate set size", "what differs between prompts"
+LIMIT, SIZE, DOCUMENTS, VARIED = "limit", "estimate set size", "evaluated documents", "what differs between prompts"
 CONDITIONS = (
-    "task version", "limit", SIZE, "number of evaluated rows", "evaluated documents",
+    "task version", LIMIT, SIZE, "number of evaluated rows", DOCUMENTS,
     "choice of demonstrations", "template", VARIED,
 )  # fmt: skip
 """What must agree before two results of a task may be averaged or compared."""
@@ -104,12 +104,16 @@ def _comparable(run: Run, of_task: Sequence[Run]) -> Words:
     """The conditions of a run, with those in place of its own that others set and it leaves open.
 
     A generated estimate set stands beside the sampled one: its size is an outcome, not a setting. One prompt stands
-    beside several, whatever differs between these: it is the first of them.
+    beside several, whatever differs between these: it is the first of them. The same documents are the same under any
+    limit: lm-eval writes down a share, a run of ours the number that it came to.
     """
     words = list(_conditions(run))
-    left_open = [condition for condition in (SIZE, VARIED) if not _sets(run, condition)]
+    if (documents := run.record.documents_hash) is not None:
+        same = [other for other in of_task if other.record.documents_hash == documents]
+        words[CONDITIONS.index(LIMIT)] = min(_conditions(other)[CONDITIONS.index(LIMIT)] for other in same)
+    left_open = [condition for condition in (SIZE, DOCUMENTS, VARIED) if not _sets(run, condition)]
     closed = [k for k, condition in enumerate(CONDITIONS) if condition not in left_open]
-    alike = [other for other in of_task if all(_conditions(other)[k] == words[k] for k in closed)]
+    alike = [other for other in of_task if all(_conditions(other)[k] == _conditions(run)[k] for k in closed)]
     for k in {*range(len(CONDITIONS))} - {*closed}:
         found = {_conditions(other)[k] for other in alike if _sets(other, CONDITIONS[k])}
         words[k] = found.pop() if len(found) == 1 else words[k]
@@ -117,7 +121,9 @@ def _comparable(run: Run, of_task: Sequence[Run]) -> Words:
 
 
 def _sets(run: Run, condition: str) -> bool:
-    return not run.record.generated if condition == SIZE else run.record.vary is not None
+    record = run.record
+    open_ = {SIZE: record.generated, DOCUMENTS: record.documents_hash is None, VARIED: record.vary is None}
+    return not open_.get(condition, False)
 
 
 def _conditions(run: Run) -> Words:
@@ -128,13 +134,20 @@ def _conditions(run: Run) -> Words:
     return (
         f"version {record.task_version}",
         "no limit" if record.limit is None else f"limit {record.limit:g}",
-        f"estimate {(_sets(run, SIZE) and record.estimate_size) or 'unknown'}",
+        _estimate_set(run),
         f"{record.eval_rows} rows",
-        f"documents {(record.documents_hash or 'unknown')[:6]}",
+        f"documents {record.documents_hash[:6]}" if record.documents_hash else "documents not known",
         ", ".join(chosen) or "demonstrations as drawn",
         f"template {run.template}",
         f"prompts differ in {record.vary}" if record.vary else "one prompt",
     )
+
+
+def _estimate_set(run: Run) -> str:
+    record = run.record
+    if not _sets(run, SIZE):
+        return "estimate generated"
+    return f"estimate {record.estimate_size}" if record.estimate_size else "no estimate set"
 
 
 def _column_names(task: str, conditions: Iterable[Words]) -> tuple[dict[Words, str], list[str]]:
@@ -167,8 +180,9 @@ def _newest(measurements: Iterable[Measurement]) -> tuple[list[Measurement], lis
 
 
 def _why_replaced(newest: Run, old: Run) -> str:
-    differs = ["prompts"] * (newest.record.prompt_hash != old.record.prompt_hash)
-    differs += ["estimate rows"] * (newest.record.unlabeled_hash != old.record.unlabeled_hash)
+    a, b = newest.record, old.record
+    differs = ["prompts"] * (None not in (a.prompt_hash, b.prompt_hash) and a.prompt_hash != b.prompt_hash)
+    differs += ["estimate rows"] * (bool(a.estimate_size or b.estimate_size) and a.unlabeled_hash != b.unlabeled_hash)
     how = f" with different {' and '.join(differs)}" if differs else ""
     what = f"{newest.task}, {newest.shots} shots, seed {newest.seed} of {newest.model}"
     return f"{what} was run more than once{how}: {newest.file} is newer and counts, {old.file} does not."

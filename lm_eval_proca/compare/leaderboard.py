@@ -15,9 +15,9 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from lm_eval_proca.compare.blocks import RAW_METHOD, Accuracy, Average, Block, common_prompts
-from lm_eval_proca.compare.columns import Dataset, Measurement
+from lm_eval_proca.compare.columns import Dataset, Measurement, PromptId
 from lm_eval_proca.compare.results import Run
-from lm_eval_proca.crossed import CrossedTest, crossed_test, order_changes
+from lm_eval_proca.crossed import CrossedTest, average_interval, crossed_test, order_changes
 from lm_eval_proca.metrics import PairedTest, grouped, holm, kendall_tau, mean, paired_test
 from lm_eval_proca.runs.sample_logs import Correct
 
@@ -71,6 +71,8 @@ class Standing:
     model: str
     method: str
     average: Average
+    interval: tuple[float, float] | None = None
+    """95 %, over documents and prompts; None where documents are not logged."""
     rank: int | None = None
     model_rank: int | None = None
     gain: float | None = None
@@ -120,7 +122,7 @@ def leaderboard(blocks: Sequence[Block], correct_of: CorrectOf) -> Leaderboard:
     against_raw = _adjusted(
         {(one.model, method): _compare((one, method), (one, RAW_METHOD), correct_of) for one, method in calibrated}
     )
-    against_models = _against_models(blocks, correct_of)
+    against_models, by_model = _against_models(blocks, correct_of), {block.model: block for block in blocks}
     standings = []
     for (model, method), average in averages.items():
         own = means.get((model, method))
@@ -130,6 +132,7 @@ def leaderboard(blocks: Sequence[Block], correct_of: CorrectOf) -> Leaderboard:
                 model=model,
                 method=method,
                 average=average,
+                interval=None if own is None else _interval(by_model[model], method, prompts, correct_of),
                 rank=_rank(own, means.values()),
                 model_rank=_rank(own, (value for (_, other), value in means.items() if other == method)),
                 gain=mean(gains) if len(gains) == len(blocks[0].averaged) else None,
@@ -140,6 +143,32 @@ def leaderboard(blocks: Sequence[Block], correct_of: CorrectOf) -> Leaderboard:
     standings.sort(key=lambda standing: (standing.rank or math.inf, standing.model, standing.method))
     changes = list(_order_changes(dict.fromkeys(method for _, method in calibrated), means))
     return Leaderboard(blocks[0].shots, blocks[0].averaged, standings, changes)
+
+
+def _interval(
+    block: Block, method: str, prompts: Mapping[Dataset, set[PromptId]], correct_of: CorrectOf
+) -> tuple[float, float] | None:
+    answers = []
+    for dataset in block.averaged:
+        accuracy = block.accuracies[method, dataset]
+        right = _answers([accuracy.by_prompt[one] for one in accuracy.of(prompts[dataset])], correct_of)
+        if right is None:
+            return None
+        answers.append(np.stack(right))
+    return average_interval(answers)
+
+
+def _answers(measured: Iterable[Measurement], correct_of: CorrectOf) -> list[np.ndarray] | None:
+    """Right or wrong by document, if all have logged the same documents."""
+    answers, documents = [], set()
+    for one in measured:
+        correct = correct_of(one.run)
+        right = correct.answers(one.filter_name, one.prompt.number) if correct else None
+        if correct is None or right is None:
+            return None
+        documents.add(correct.documents)
+        answers.append(right)
+    return answers if len(documents) == 1 else None
 
 
 def _rank(mean: float | None, all_means: Iterable[float]) -> int | None:
@@ -209,21 +238,10 @@ def _pairs(a: Accuracy, b: Accuracy) -> list[tuple[Measurement, Measurement]]:
 def _test(
     pairs: Sequence[tuple[Measurement, Measurement]], crossed: bool, correct_of: CorrectOf
 ) -> PairedTest | CrossedTest | None:
-    answers: list[list[np.ndarray]] = []
-    documents: set[str] = set()
-    for pair in pairs:
-        of_pair = []
-        for one in pair:
-            correct = correct_of(one.run)
-            right = correct.answers(one.filter_name, one.prompt.number) if correct else None
-            if correct is None or right is None:
-                return None
-            documents.add(correct.documents)
-            of_pair.append(right)
-        answers.append(of_pair)
-    if len(documents) > 1:
+    answers = _answers(itertools.chain.from_iterable(pairs), correct_of)
+    if answers is None:
         return None
-    a, b = map(np.stack, zip(*answers, strict=True))
+    a, b = np.stack(answers[::2]), np.stack(answers[1::2])
     return crossed_test(a, b) if crossed else paired_test(a, b)
 
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lm_eval_proca.compare import names
-from lm_eval_proca.errors import ResultsError
+from lm_eval_proca.errors import ResultsError, did_you_mean
 from lm_eval_proca.metrics import added
 from lm_eval_proca.runs import output_folder
 from lm_eval_proca.runs.groups import SAME
@@ -146,7 +146,9 @@ def _matching(tasks: Iterable[str], patterns: Iterable[str], notices: list[Notic
     found = {pattern: {task for task in tasks if names.matches(task, [pattern])} for pattern in patterns}
     unmatched = ", ".join(repr(pattern) for pattern, matching in found.items() if not matching)
     if tasks and unmatched:
-        text = f"No task matches {unmatched}; there are: {', '.join(sorted(map(names.short_task_name, tasks)))}."
+        short = sorted(map(names.short_task_name, tasks))
+        near = did_you_mean(next(pattern for pattern, matching in found.items() if not matching), [*short, *tasks])
+        text = f"No task matches {unmatched}; there are: {', '.join(short)}.{near}"
         if not any(found.values()):
             raise _nothing_to_compare(text, notices)
         notices.append(Notice("missing", text))

@@ -152,7 +152,11 @@ def leaderboard_columns(report: Report) -> list[str]:
 
 
 def leaderboard_row(report: Report, one: Standing) -> list[Entry]:
-    entries = [number(one.rank), word(one.model), word(one.method), average_entry(one.average)]
+    average = average_entry(one.average)
+    if one.interval is not None:
+        low, high = map(percent, one.interval)
+        average = replace(average, note=f"[{low}, {high}] {average.note}".strip())
+    entries = [number(one.rank), word(one.model), word(one.method), average]
     entries += [number(one.gain, points), tally_entry(one.raw_tally)]
     if len(report.models) > 1:
         entries += [number(one.model_rank), tally_entry(one.model_tally)]
@@ -174,7 +178,8 @@ def leaderboard_caption(report: Report) -> str:
         what, test = "prompts", CROSSED_TEST
     caption = (
         f"Accuracy and gain over raw in per cent, ranked within one number of shots. {average_caption(report)} It is "
-        f"over the {what} that all models have; gains, wins and losses are over those that both sides have. "
+        f"over the {what} that all models have, with a 95 % interval over {what} and documents where these are "
+        f"logged; gains, wins and losses are over those that both sides have. "
         f"W{DASH}L: datasets on which the mean is higher{DASH}lower than raw{between}; in brackets "
         f"those significant at {SIGNIFICANCE_LEVEL:g} by {test}, Holm-adjusted over the leaderboard; (no test): "
         f"documents not logged or not the same."

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import random
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import datasets
+from jinja2 import TemplateError, UndefinedError
 from lm_eval.api.samplers import ContextSampler
 from lm_eval.config.task import TaskConfig
+from lm_eval.utils import apply_template
 
-from lm_eval_proca.errors import TaskError
+from lm_eval_proca.errors import TaskError, did_you_mean
 from lm_eval_proca.harness.prompts import Prompt
 from lm_eval_proca.harness.settings import DATA_DIR_VARIABLE, Settings
 from lm_eval_proca.scores.identity import data_folder
@@ -28,6 +33,9 @@ EVAL_SEED = 0
 
 CONTENT_FREE_TEXTS = ("N/A", "", "[MASK]")
 """The three content-free inputs of contextual calibration (Zhao et al. 2021), which the paper compares with."""
+
+FILE_FORMATS = ("csv", "json", "parquet")
+"""What a `dataset_path` calls files of one's own."""
 
 ESTIMATE_FILE_KEY = "lm_eval_proca"
 """The first line of a generated estimate set is {ESTIMATE_FILE_KEY: provenance}; every other line is a document."""
@@ -86,6 +94,25 @@ def read_folder(folder: Path) -> datasets.DatasetDict:
     return datasets.DatasetDict({file.stem: datasets.Dataset.from_json(str(file)) for file in files})
 
 
+def read_files(config: TaskConfig) -> datasets.DatasetDict | None:
+    """The files that a YAML names for its splits, each by itself: an estimate split needs no label. None without."""
+    options = dict(config.dataset_kwargs or {})
+    files = options.pop("data_files", None)
+    if config.dataset_path not in FILE_FORMATS or not isinstance(files, Mapping):
+        return None
+    load = partial(datasets.load_dataset, config.dataset_path, config.dataset_name, **options)
+    return datasets.DatasetDict({split: load(data_files=of_split, split="train") for split, of_split in files.items()})
+
+
+def in_one_line(error: BaseException) -> str:
+    """What went wrong, and below it the first cause: `datasets` says only that a dataset was not generated."""
+    cause = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    told = [f"{type(one).__name__}: {' '.join(str(one).split())}" for one in (error, cause)]
+    return ", because of ".join(dict.fromkeys(told))
+
+
 def check_dataset(dataset: datasets.DatasetDict, config: TaskConfig, settings: Settings) -> None:
     """The splits and text columns that the YAML names are there."""
     eval_split = config.test_split or config.validation_split
@@ -107,6 +134,33 @@ def check_dataset(dataset: datasets.DatasetDict, config: TaskConfig, settings: S
                 f"{config.task}: the split '{split}' has no column {', '.join(missing)}, only "
                 f"{', '.join(dataset[split].column_names)}; correct calibration.text_fields."
             )
+
+
+def check_templates(config: TaskConfig, doc: Doc) -> None:
+    """The columns that templates of the YAML name are there; `doc` is the first document."""
+    words = config.doc_to_choice if isinstance(config.doc_to_choice, (list, tuple)) else ()
+    for key in ("doc_to_text", "doc_to_target", "doc_to_choice"):
+        template = getattr(config, key)
+        if not isinstance(template, str) or template in doc or (key == "doc_to_target" and template in words):
+            continue
+        if re.fullmatch(r"[^\W\d]\w*", template):  # lm-eval would take the word itself for the text of every document
+            raise TaskError(f"{config.task}: {key}: {no_column(template, doc)}")
+        try:
+            apply_template(template, doc)
+        except UndefinedError as error:
+            raise TaskError(f"{config.task}: {key}: {in_words(error, doc)}") from error
+        except TemplateError as error:
+            raise TaskError(f"{config.task}: {key} is not a template that Jinja can read: {error}.") from error
+
+
+def no_column(name: str, doc: Mapping[str, Any]) -> str:
+    return f"no column {name}; there are {', '.join(doc)}.{did_you_mean(name, doc)}"
+
+
+def in_words(error: UndefinedError, doc: Mapping[str, Any]) -> str:
+    """What Jinja says of a variable that is not there."""
+    name = re.fullmatch(r"'(.+)' is undefined", str(error))
+    return no_column(name[1], doc) if name else f"{error}."
 
 
 def fixed_part(total: int, size: int) -> list[int]:
@@ -148,34 +202,25 @@ def draw_rows(pool: Sequence[Doc], size: int, seed: int | None, *, allowed: Call
 def read_estimate_file(
     path: str, *, task: str, text_fields: Sequence[str]
 ) -> tuple[dict[str, Any], list[UnlabeledDoc]]:
-    """Provenance and documents of a JSON Lines file, as `lm-eval-proca generate` writes it.
+    """Provenance and documents of a file: JSON Lines or, if its name ends in .csv, CSV under a line of column names.
 
-    A file without the line of provenance holds somebody's own rows.
+    The first line of a file that `lm-eval-proca generate` has written is its provenance; other files hold somebody's
+    own rows.
     """
+    read = _csv_rows if Path(path).suffix.lower() == ".csv" else _json_rows
     try:
-        # Not splitlines(): a text may hold U+2028 and other characters that end a line there, but not in JSON Lines.
-        lines = Path(path).read_text(encoding="utf-8").split("\n")
+        rows = list(read(path, task))
     except OSError as error:
         raise TaskError(f"{task}: cannot read proca.estimate_file={path} ({error.strerror}).") from error
-    provenance: dict[str, Any] = {}
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise TaskError(f"{task}: proca.estimate_file={path} is not a text file in UTF-8 ({error}).") from error
+    provenance = dict(rows.pop(0)[1][ESTIMATE_FILE_KEY]) if rows and ESTIMATE_FILE_KEY in rows[0][1] else {}
     docs: list[UnlabeledDoc] = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise TaskError(f"{task}: line {number} of {path} is not JSON; the file is damaged.") from error
-        if not isinstance(row, dict):
-            raise TaskError(f"{task}: line {number} of {path} is not a JSON object.")
-        if number == 1 and ESTIMATE_FILE_KEY in row:
-            provenance = dict(row[ESTIMATE_FILE_KEY])
-            continue
-        missing = [name for name in text_fields if not isinstance(row.get(name), str)]
-        if missing:
+    for number, row in rows:
+        if missing := [name for name in text_fields if not isinstance(row.get(name), str)]:
             raise TaskError(
-                f"{task}: line {number} of {path} has no text in field {', '.join(missing)}; this task needs "
-                f"{', '.join(text_fields)} in every row."
+                f"{task}: line {number} of {path} has no text in field {', '.join(missing)}, its fields are "
+                f"{', '.join(map(str, row))}; this task needs {', '.join(text_fields)} in every row."
             )
         docs.append(UnlabeledDoc({name: row[name] for name in text_fields}))
     made_for = provenance.get("task")
@@ -184,14 +229,36 @@ def read_estimate_file(
     return provenance, docs
 
 
+def _json_rows(path: str, task: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The rows with the numbers of their lines."""
+    # Not splitlines(): a text may hold U+2028 and other characters that end a line there, but not in JSON Lines.
+    for number, line in enumerate(Path(path).read_text(encoding="utf-8").split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise TaskError(f"{task}: line {number} of {path} is not JSON; the file is damaged.") from error
+        if not isinstance(row, dict):
+            raise TaskError(f"{task}: line {number} of {path} is not a JSON object.")
+        yield number, row
+
+
+def _csv_rows(path: str, task: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    with open(path, encoding="utf-8-sig", newline="") as file:  # spreadsheets begin a file with a mark
+        rows = csv.DictReader(file)
+        for row in rows:
+            yield rows.line_num, row
+
+
 # ------------------------------------------------------------------ demonstrations
 
 
 class OnePromptSampler(ContextSampler):
     """Draws demonstrations once per prompt and number of shots, and gives them to every document.
 
-    The draw is the one that lm-eval's default sampler makes for its first document with the same seed. Rows that
-    are evaluated are never demonstrations: `allowed` says which rows may be used.
+    The draw is the one that lm-eval's default sampler makes for its first document with the same seed. Rows that are
+    evaluated or have no label are never demonstrations: `allowed` says which rows may be used.
 
     Parameters
     ----------
@@ -258,13 +325,13 @@ class OnePromptSampler(ContextSampler):
         if self.counts is not None:
             drawn = self._draw_by_label(n, seed)
         elif self.first:
-            drawn = [i for i in range(len(self.df)) if self.allowed(self.df[i])][:n]
+            drawn = list(islice((i for i in range(len(self.df)) if self.allowed(self.df[i])), n))
         else:
             drawn = self._draw_any(n, seed)
         if len(drawn) < n:
             raise TaskError(
                 f"{self.task}: {n} demonstrations were asked for, but only {len(drawn)} rows of the few-shot split "
-                f"are not evaluated themselves; use fewer shots or another fewshot_split."
+                f"have a label and are not evaluated themselves; use fewer shots or another fewshot_split."
             )
         if self.order_seed is not None:
             Random(self.order_seed).shuffle(drawn)

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
 from lm_eval_proca.calibration.base import Calibrator
 from lm_eval_proca.calibration.registry import CALIBRATORS
-from lm_eval_proca.errors import CalibrationError, TaskError
-from lm_eval_proca.harness.prompts import KINDS, read_templates
+from lm_eval_proca.errors import CalibrationError, TaskError, did_you_mean
+from lm_eval_proca.harness.prompts import KINDS, read_templates, template_of
 from lm_eval_proca.representations import Layer
 from lm_eval_proca.scores.fitting import RAW, calibrator_of_step
 
@@ -37,7 +38,7 @@ class Settings:
     estimate_seed: int | None = None
     """Seed of the estimate set alone; by default the seed of the demonstrations decides both."""
     estimate_file: str | None = None
-    """JSON Lines file of documents to use as the estimate set instead of the split."""
+    """JSON Lines or CSV file of documents to use as the estimate set instead of the split."""
     text_fields: tuple[str, ...] = ()
     """Columns that carry the input; a content-free document replaces all of them together."""
     eval_size: int | None = None
@@ -64,6 +65,8 @@ class Settings:
     layers: tuple[Layer, ...] = (0.5, 0.75, -1)
     """Layers whose hidden states are kept: whole numbers count layers, -1 is the last; numbers between 0 and 1 are
     fractions of the depth."""
+    calibrators: tuple[str, ...] | None = None
+    """Names of the calibrators that get a row; by default those of the task's filters."""
     scores_dir: str | None = None
     """Folder that gets the score table of the run."""
 
@@ -81,7 +84,7 @@ def read_settings(task: str, block: Any, metadata: Mapping[str, Any]) -> Setting
     if unknown := sorted(set(map(str, block)) - set(KNOWN)):
         raise TaskError(
             f"{task}: unknown setting {', '.join(unknown)} in the `calibration:` block; the known ones are "
-            f"{', '.join(KNOWN)}."
+            f"{', '.join(KNOWN)}.{did_you_mean(unknown[0], KNOWN)}"
         )
     if bare := sorted(set(metadata) & set(KNOWN)):
         logger.warning(f"{task}: {bare[0]} in --metadata is not read; did you mean {PREFIX}.{bare[0]}?")
@@ -104,8 +107,9 @@ def settings_of_run(metadata: Mapping[str, Any], *, source: str = "--metadata") 
     flat = {key[len(PREFIX) + 1 :]: value for key, value in metadata.items() if key.startswith(f"{PREFIX}.")}
     given = {**nested, **flat}
     known = (*KNOWN, CALIBRATE)
-    if unknown := sorted(f"{PREFIX}.{key}" for key in set(map(str, given)) - set(known)):
-        raise TaskError(f"{source}: unknown setting {', '.join(unknown)}; the known ones are {', '.join(known)}.")
+    if unknown := sorted(set(map(str, given)) - set(known)):
+        named, near = ", ".join(f"{PREFIX}.{key}" for key in unknown), did_you_mean(unknown[0], known)
+        raise TaskError(f"{source}: unknown setting {named}; the known ones are {', '.join(known)}.{near}")
     return {key: _typed(source, key, value) for key, value in given.items()}
 
 
@@ -145,6 +149,19 @@ def _counts(source: str, key: str, value: Any) -> tuple[int, ...]:
     if not isinstance(parts, (list, tuple)):
         raise TaskError(f"{source}: {key} must be counts per label id such as 3/5, got {value!r}.")
     return tuple(_whole_number(source, key, part) for part in parts)
+
+
+def _calibrators(source: str, key: str, value: Any) -> tuple[str, ...]:
+    """`bc/proca_h` on lm-eval's command line, which splits at commas, or a list; `none` is the raw row."""
+    parts = re.split("[/,]", value.strip("[]")) if isinstance(value, str) else value
+    if not isinstance(parts, (list, tuple)) or not parts:
+        raise TaskError(f"{source}: {key} must be names of calibrators such as bc/proca_h, got {value!r}.")
+    names = tuple(dict.fromkeys(str(part).strip() for part in parts))
+    known = [RAW, *CALIBRATORS]
+    if unknown := [name for name in names if name not in known]:
+        near = did_you_mean(unknown[0], known)
+        raise TaskError(f"{source}: there is no calibrator {unknown[0]}; there are {', '.join(known)}.{near}")
+    return names
 
 
 def _layers(source: str, key: str, value: Any) -> tuple[Layer, ...]:
@@ -207,6 +224,7 @@ READERS: dict[str, Callable[[str, str, Any], Any]] = {
     "template": _size,
     "representation": partial(_one_of, REPRESENTATIONS),
     "layers": _layers,
+    "calibrators": _calibrators,
     "scores_dir": _text,
 }
 """How the value of each setting is read; a wrong one is refused in a sentence."""
@@ -223,10 +241,78 @@ MEANINGLESS_METRICS = {
 }
 
 
-def default_filters() -> list[dict[str, Any]]:
-    """Raw scores, and every calibrator there is."""
-    calibrated = [{"name": name, "filter": [{"function": name}]} for name in CALIBRATORS]
+def default_filters(names: Iterable[str] = CALIBRATORS) -> list[dict[str, Any]]:
+    """Raw scores, and calibrators; by default every one there is."""
+    calibrated = [{"name": name, "filter": [{"function": name}]} for name in names if name != RAW]
     return [{"name": RAW, "filter": [{"function": "take_first"}]}, *calibrated]
+
+
+def chosen_filters(filters: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[Mapping[str, Any]]:
+    """Those filters of a task that calibrate by one of these names, or not at all; default ones for other names."""
+    used = {id(entry): {step["function"] for step in entry["filter"]} & set(CALIBRATORS) for entry in filters}
+    missing = [name for name in names if not any(name in calibrators for calibrators in used.values())]
+    kept = [entry for entry in filters if used[id(entry)] <= set(names)]
+    return [*kept, *default_filters(missing)[1:]]
+
+
+@dataclass(frozen=True)
+class TaskSetup:
+    """What the YAML of a task and the run's metadata say together, checked; lm-eval knows nothing of our keys."""
+
+    settings: Settings
+    config: dict[str, Any]
+    """For lm-eval."""
+    calibrators: dict[str, Calibrator]
+    chosen: bool
+    """Whether somebody named the calibrators, in the YAML or for this run."""
+
+
+def set_up(given: Mapping[str, Any]) -> TaskSetup:
+    """Read and check the whole configuration of a task, before its dataset is loaded."""
+    config = {key: value for key, value in given.items() if key not in ("class", "calibration")}
+    name, metadata = str(config.get("task")), config.get("metadata") or {}
+    settings = read_settings(name, given.get("calibration", {}), metadata)
+    config |= template_of(name, settings.templates, settings.template)
+    config["metadata"] = without_settings(metadata)
+    config.setdefault("metric_list", [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}])
+    chosen = "filter_list" in config or settings.calibrators is not None
+    config.setdefault("filter_list", default_filters())
+    if settings.calibrators is not None:
+        config["filter_list"] = chosen_filters(config["filter_list"], settings.calibrators)
+    check_config(name, config, settings.text_fields)
+    if isinstance(labels := config["doc_to_choice"], (list, tuple)):
+        check_labels(name, list(map(str, labels)), settings)
+    return TaskSetup(settings, config, calibrators_of(name, config["filter_list"]), chosen)
+
+
+def check_tasks(specs: Sequence[Any], index: Mapping[str, Any], metadata: Mapping[str, Any]) -> None:
+    """Check calibrated tasks as `lm_eval --tasks` names them, with lm-eval's index of tasks, groups and tags."""
+    for config in _configs(specs, index, {}, set()):
+        if "CalibratedTask" in str(config.get("class")):  # the class, or what lm-eval's index has for it: a path
+            own = config.get("metadata")
+            set_up({**config, "metadata": {**(own if isinstance(own, dict) else {}), **metadata}})
+
+
+def _configs(
+    specs: Any, index: Mapping[str, Any], changed: Mapping[str, Any], seen: set[str]
+) -> Iterator[Mapping[str, Any]]:
+    """The YAMLs behind names, with what groups change in them; each once, and paths are left to lm-eval."""
+    for spec in specs if isinstance(specs, (list, tuple)) else [specs]:
+        own = {**changed, **spec} if isinstance(spec, Mapping) else changed
+        name = spec if isinstance(spec, str) else own.get("group", own.get("task"))
+        if isinstance(spec, Mapping) and name not in index:
+            yield own
+        elif isinstance(name, str) and name in index and name not in seen:
+            seen.add(name)
+            entry = index[name]
+            if entry.kind.name == "TAG":
+                yield from _configs(sorted(entry.tags), index, own, seen)
+            elif entry.kind.name == "GROUP":
+                of_group = {key: value for key, value in entry.cfg.items() if key not in ("group", "task", "metadata")}
+                of_members = {key: value for key, value in own.items() if key not in ("group", "task")}
+                yield from _configs(entry.cfg.get("task", ()), index, {**of_group, **of_members}, seen)
+            else:
+                yield {**entry.cfg, **own}
 
 
 def check_config(task: str, config: Mapping[str, Any], text_fields: Sequence[str]) -> None:
@@ -285,7 +371,7 @@ def check_labels(task: str, labels: Sequence[str], settings: Settings) -> None:
             f"{task}: the label word {twice[0]!r} stands for two labels in {list(labels)}; make them differ."
         )
     size = settings.estimate_size
-    if settings.estimate_file is None and size < len(words):
+    if size < len(words):
         raise TaskError(
             f"{task}: an estimate set of {size} documents is too small for {len(words)} labels; set "
             f"proca.estimate_size to at least {len(words)}, better a hundred per label."

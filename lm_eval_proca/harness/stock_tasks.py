@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -22,6 +22,7 @@ from lm_eval.api.task import ConfigurableTask
 from lm_eval.tasks.manager import TaskDict
 from lm_eval.utils import handle_non_serializable, hash_string
 
+from lm_eval_proca.calibration.base import Calibrator
 from lm_eval_proca.distributed import gather, is_first_process
 from lm_eval_proca.errors import TaskError
 from lm_eval_proca.harness.documents import Doc, Document, UnlabeledRows, draw_rows
@@ -34,13 +35,13 @@ from lm_eval_proca.harness.filters import (
 from lm_eval_proca.harness.prompts import Prompt, kind_of_prompts, make_prompts
 from lm_eval_proca.harness.settings import CALIBRATE, PREFIX, Settings, settings_of_run, without_settings
 from lm_eval_proca.harness.task import Calibrated, gold_if_any
-from lm_eval_proca.scores.fitting import ROWS_PER_LABEL, calibrators_of_documents, suited
+from lm_eval_proca.scores.fitting import RAW, ROWS_PER_LABEL, calibrators_of_documents, suited
 from lm_eval_proca.scores.gold import gold_index
 from lm_eval_proca.scores.record import documents_hash, fingerprint
 
 logger = logging.getLogger("lm_eval.proca")
 
-READ = {CALIBRATE, "scores_dir", "estimate_split", "representation", "layers", "prompts", "vary"}
+READ = {CALIBRATE, "calibrators", "scores_dir", "estimate_split", "representation", "layers", "prompts", "vary"}
 """The settings that lm-eval's own tasks read; most others are about prompts and rows, which stay lm-eval's."""
 READ_WITH_SPLIT = {"estimate_size", "estimate_seed"}
 
@@ -68,6 +69,7 @@ def calibrate_loaded(loaded: TaskDict, metadata: Mapping[str, Any] | None) -> No
         stock = {name: task for name, task in tasks.items() if not isinstance(task, Calibrated)}
         announcement = Announcement(awaited=set(stock))
         _warn_of_unread(given if stock else {})
+        _warn_of_impossible(given.get("calibrators") or () if stock else ())
         for name, task in stock.items():
             if (obstacle := _obstacle(task)) is not None:
                 announcement.leaves_unchanged(name, obstacle)
@@ -86,6 +88,12 @@ def _warn_of_unread(given: Mapping[str, Any]) -> None:
     if unread:
         names = ", ".join(f"{PREFIX}.{key}" for key in sorted(unread))
         logger.warning("proca.calibrate: %s has no effect on lm-eval's own tasks", names)
+
+
+def _warn_of_impossible(names: Iterable[str]) -> None:
+    if impossible := sorted(set(names) - {RAW, *calibrators_of_documents()}):
+        told = "needs content-free inputs, which lm-eval's own tasks do not score: no row for it"
+        logger.warning("proca.calibrators: %s %s", ", ".join(impossible), told)
 
 
 def _obstacle(task: Any) -> str | None:
@@ -194,7 +202,7 @@ class StockTask(Calibrated):
         check_scores_dir(self.config.task, self.scores_dir)
         self.config.metadata = without_settings(self.config.metadata or {})
         self.choices = found.choices
-        self.calibrators = suited(calibrators_of_documents(), len(found.choices))
+        self.calibrators = self._chosen_calibrators(len(found.choices))
         rows, how = self._chosen_rows()
         index = sorted(set(samples)) if samples else None  # with --samples, lm-eval numbers the chosen documents anew
         documents = {i: Document("eval", index[i] if index else i, gold) for i, gold in found.gold.items()}
@@ -225,6 +233,13 @@ class StockTask(Calibrated):
         drawn = bool(self.config.num_fewshot) and not self._has_fixed_demonstrations
         requests = len(further) * len(found.choices)
         self.announcement.calibrates(self.config.task, how, further_requests=requests, many_prompts=drawn)
+
+    def _chosen_calibrators(self, labels: int) -> dict[str, Calibrator]:
+        """Those that were asked for, as far as the documents are enough for them; else all that suit."""
+        possible, names = calibrators_of_documents(), self.given.get("calibrators")
+        return (
+            suited(possible, labels) if names is None else {name: possible[name] for name in names if name in possible}
+        )
 
     def _requested(self, options: Mapping[str, Any]) -> Requested:
         """What the requests show. Functions of the task may draw at random, so they are not called again."""

@@ -14,12 +14,14 @@ from typing import Any
 
 import datasets
 import numpy as np
+from jinja2 import UndefinedError
 from lm_eval.api.instance import Instance
 from lm_eval.api.metrics import mean
 from lm_eval.api.task import ConfigurableTask
 
 from lm_eval_proca.calibration.base import Calibrator
 from lm_eval_proca.crossed import crossed_mean
+from lm_eval_proca.distributed import is_first_process
 from lm_eval_proca.errors import DistributedError, TaskError
 from lm_eval_proca.harness.documents import (
     Doc,
@@ -28,11 +30,15 @@ from lm_eval_proca.harness.documents import (
     UnlabeledDoc,
     UnlabeledRows,
     check_dataset,
+    check_templates,
     content_free_docs,
     draw_rows,
     fixed_part,
+    in_one_line,
+    in_words,
     local_folder,
     read_estimate_file,
+    read_files,
     read_folder,
     without_label,
 )
@@ -46,19 +52,10 @@ from lm_eval_proca.harness.filters import (
     let_go,
 )
 from lm_eval_proca.harness.prompts import Prompt, kind_of_prompts, make_prompts, template_of
-from lm_eval_proca.harness.settings import (
-    MEANINGLESS_METRICS,
-    Settings,
-    calibrators_of,
-    check_config,
-    check_labels,
-    default_filters,
-    read_settings,
-    without_settings,
-)
+from lm_eval_proca.harness.settings import MEANINGLESS_METRICS, Settings, check_labels, set_up
 from lm_eval_proca.representations import Layer
 from lm_eval_proca.scores.fitting import suited
-from lm_eval_proca.scores.gold import NO_GOLD, gold_index
+from lm_eval_proca.scores.gold import NO_GOLD, gold_index, is_missing
 from lm_eval_proca.scores.identity import identity_of_task
 from lm_eval_proca.scores.record import RunRecord, documents_hash, fingerprint
 
@@ -133,6 +130,10 @@ class Calibrated(ConfigurableTask):
             return self.fewshot_context(doc, num_fewshot=shots, gen_prefix=self.doc_to_prefix(doc), **options)
         except TaskError:
             raise
+        except UndefinedError as error:
+            raise TaskError(
+                f"{self.config.task}: {name} cannot be put into the prompt: {in_words(error, doc)}"
+            ) from error
         except Exception as error:  # of any function or template of the YAML
             reason = " ".join(str(error).split())
             raise TaskError(
@@ -277,21 +278,12 @@ class CalibratedTask(Calibrated):
         download_mode: Any = None,
         config: Mapping[str, Any] | None = None,
     ) -> None:
-        config = dict(config or {})
-        config.pop("class", None)
-        name = str(config.get("task"))
-        metadata = config.get("metadata") or {}
-        self.settings = read_settings(name, config.pop("calibration", {}), metadata)
+        setup = set_up(config or {})
+        name, self.settings, self.calibrators = str(setup.config.get("task")), setup.settings, setup.calibrators
         self.scores_dir = self.settings.scores_dir
         self.representation, self.layers = self.settings.representation, self.settings.layers
-        config |= template_of(name, self.settings.templates, self.settings.template)
-        config["metadata"] = without_settings(metadata)
-        config.setdefault("metric_list", [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}])
-        unasked = config.setdefault("filter_list", filters := default_filters()) is filters
-        check_config(name, config, self.settings.text_fields)
-        self.calibrators = calibrators_of(name, config["filter_list"])
 
-        super().__init__(data_dir, cache_dir, download_mode, config)
+        super().__init__(data_dir, cache_dir, download_mode, setup.config)
 
         if self.multiple_input or self.multiple_target:
             raise TaskError(
@@ -299,12 +291,12 @@ class CalibratedTask(Calibrated):
                 f"targets cannot be calibrated."
             )
         check_labels(name, self.labels, self.settings)
-        if unasked:
+        if not setup.chosen:
             self._leave_out(self.calibrators.keys() - suited(self.calibrators, len(self.labels)).keys())
         self.sampler = OnePromptSampler(
             self._fewshot_pool(),
             task=name,
-            allowed=lambda row: self.text_of(row) not in self.evaluated_texts,
+            allowed=lambda row: self.text_of(row) not in self.evaluated_texts and self._can_be_shown(row),
             label_of=self.gold,
             counts=self.settings.demonstration_counts,
             order_seed=self.settings.order_seed,
@@ -328,13 +320,14 @@ class CalibratedTask(Calibrated):
                 self.dataset = read_folder(local)
             elif self.config.custom_dataset is not None:  # as the base class does, less its advice on --metadata
                 self.dataset = self.config.custom_dataset(**self.config.metadata, **(dataset_kwargs or {}))
+            elif (files := read_files(self.config)) is not None:
+                self.dataset = files
             else:
                 super().download(dataset_kwargs, **kwargs)
         except Exception as error:
-            source, reason = local or self.config.dataset_path, " ".join(str(error).split())
             raise TaskError(
-                f"{self.config.task}: cannot load {source} ({type(error).__name__}: {reason}); check the name, the "
-                f"network, or give a folder of local copies as --metadata proca.data_dir=DIR."
+                f"{self.config.task}: cannot load {local or self.config.dataset_path} ({in_one_line(error)}); check "
+                f"the name, the network, or give a folder of local copies as --metadata proca.data_dir=DIR."
             ) from error
         check_dataset(self.dataset, self.config, self.settings)
 
@@ -342,6 +335,8 @@ class CalibratedTask(Calibrated):
     def eval_docs(self) -> datasets.Dataset:
         """The evaluation documents; the same for every seed."""
         docs = super().eval_docs
+        if self.config.use_prompt is None and len(docs):
+            check_templates(self.config, docs[0])
         size = self.settings.eval_size
         return docs if size is None or size >= len(docs) else docs.select(fixed_part(len(docs), size))
 
@@ -383,18 +378,27 @@ class CalibratedTask(Calibrated):
         """As in lm-eval, which asks for the target of every document, also of those that have none."""
         if isinstance(doc, UnlabeledDoc):
             return None
-        return super().doc_to_target(doc, doc_to_target)
+        found = super().doc_to_target(doc, doc_to_target)
+        # A column of whole numbers with empty cells is read as one of decimal numbers.
+        return int(found) if isinstance(found, float) and found.is_integer() else found
 
     def gold(self, doc: Mapping[str, Any]) -> int:
         """Index of a document's label, or NO_GOLD for -1, nothing or an empty word: the row is unlabeled."""
         target = self.doc_to_target(doc)
         found = gold_index(target, self.labels)
-        if found != NO_GOLD or target in (-1, None, "") or target != target:
+        if found != NO_GOLD or is_missing(target):
             return found
         raise TaskError(
             f"{self.config.task}: the label {target!r} of a row is none of the {len(self.labels)} labels "
             f"{self.labels}; correct doc_to_target or doc_to_choice, or drop such rows with process_docs."
         )
+
+    def _can_be_shown(self, row: Mapping[str, Any]) -> bool:
+        """Whether a demonstration has a label to show. lm-eval would show the last one for -1, and nothing for none."""
+        try:
+            return not is_missing(self.doc_to_target(row, self.fewshot_cfg.doc_to_target))
+        except Exception:  # an unlabeled row may fail in any template or function of the YAML
+            return False
 
     # ------------------------------------------------------------------ what is scored
 
@@ -557,12 +561,7 @@ class CalibratedTask(Calibrated):
         docs = self.dataset[settings.estimate_split]
         pool = self.config.process_docs(docs) if self.config.process_docs else docs
         rows = draw_rows(pool, settings.estimate_size, seed, allowed=allowed)
-        if len(rows) < settings.estimate_size:
-            raise TaskError(
-                f"{self.task_name}: estimate_size is {settings.estimate_size}, but the estimate split has only "
-                f"{len(rows)} rows that are neither evaluated nor demonstrations; set --metadata "
-                f"proca.estimate_size={len(rows)} or less."
-            )
+        self._check_enough(f"the split {settings.estimate_split}", pool, rows)
         return UnlabeledRows(
             source=f"split:{settings.estimate_split}",
             docs=[without_label(row, self.label_column) for row in rows],
@@ -570,15 +569,33 @@ class CalibratedTask(Calibrated):
             seed=seed,
         )
 
+    def _check_enough(self, source: str, pool: Collection[Doc], taken: Sequence[Doc]) -> None:
+        """There are enough rows for the labels; where there are fewer than asked for, say why."""
+        size, labels = self.settings.estimate_size, len(self.labels)
+        if len(taken) == size:
+            return
+        evaluated = sum(self.text_of(row) in self.evaluated_texts for row in pool)
+        left_out = (
+            f"{evaluated} of them have the text of an evaluated row, {len(pool) - evaluated - len(taken)} that of a "
+            f"demonstration"
+        )
+        if len(taken) < labels:
+            raise TaskError(
+                f"{self.task_name}: {source} has {len(taken)} usable rows of {len(pool)}, too few for {labels} labels "
+                f"({left_out}); give more unlabeled rows."
+            )
+        everything_of_a_file = self.settings.estimate_file is not None and len(taken) == len(pool)
+        if is_first_process() and not everything_of_a_file:
+            logger.warning(
+                "%s: estimate_size is %d, but %s has %d rows, and %s; the other %d are all taken",
+                self.task_name, size, source, len(pool), left_out, len(taken),
+            )  # fmt: skip
+
     def _rows_of_file(self, file: str, allowed: Callable[[Mapping[str, Any]], bool], seed: int) -> UnlabeledRows:
         """Columns that the file does not have are those of the first document."""
         provenance, docs = read_estimate_file(file, task=self.task_name, text_fields=self.settings.text_fields)
         usable = [doc for doc in docs if allowed(doc)][: self.settings.estimate_size]
-        if len(usable) < len(self.labels):
-            raise TaskError(
-                f"{self.task_name}: {file} has {len(usable)} usable documents, too few for {len(self.labels)} labels; "
-                f"generate more."
-            )
+        self._check_enough(file, docs, usable)
         blank = without_label(self.eval_docs[0], self.label_column)
         filled = [UnlabeledDoc({**blank, **doc}) for doc in usable]
         return UnlabeledRows(f"file:{file}", filled, [NO_GOLD] * len(usable), seed, provenance)
@@ -647,7 +664,7 @@ class CalibratedTask(Calibrated):
         shots = self.config.num_fewshot or 0
         shown = {gold_if_any(self.gold, row) for row in self.sampler.sample(shots)}
         missing = [label for k, label in enumerate(self.labels) if k not in shown]
-        if not shown or NO_GOLD in shown or not missing or self.settings.demonstration_counts is not None:
+        if not shown or not missing or self.settings.demonstration_counts is not None:
             return None
         return (
             f"none of the {shots} demonstrations of seed {self.sampler.seed} shows {', '.join(missing)}; choose their "

@@ -17,7 +17,7 @@ ANALYSES = {
     "selection": "restart selection by assignment score against likelihood (Table 3)",
     "size": "size of the estimate set (Figure 7)",
     "formats": "log-probability, probability or log-likelihood as output format (Figure 8)",
-    "prototypes": "label scores against hidden states, with and without labels (docs/method.md)",
+    "methods": "every method on every task, beside regressions that have labels (docs/method.md)",
     "prompts": "several prompts of each task: alone, together, and judged without labels (docs/prompts.md)",
 }
 

@@ -80,7 +80,8 @@ class CalibratedRun:
 class FittedTask:
     """One task of a results file: its scores, and what the calibrators make of them.
 
-    With several prompts, this is the first of them; `prompts` has all, by filter.
+    With several prompts, this is the first of them; `prompts` has all, by filter. `replaced` are filters of the log
+    that calibrated in the run and do not count any more.
     """
 
     name: str
@@ -88,6 +89,7 @@ class FittedTask:
     table: ScoreTable
     fits: Mapping[str, Fit]
     prompts: Mapping[str, Prompts] = field(default_factory=dict)
+    replaced: frozenset[str] = frozenset()
 
     @cached_property
     def correct(self) -> Correct:
@@ -125,8 +127,11 @@ class BegunRun:
     """By name, what gives a task as `Fitted`, or raises why its samples cannot be used."""
     further_rows: Callable[[CalibratedRun, FittedTask], None] = lambda run, task: None
 
-    def finish(self, done: Callable[[], None] = lambda: None) -> CalibratedRun:
-        """Put in the rows of all tasks and then of groups; `done` is called after each sample log."""
+    def finish(
+        self, done: Callable[[], None] = lambda: None, note: Callable[[FittedTask], None] = lambda task: None
+    ) -> CalibratedRun:
+        """Put in the rows of all tasks and then of groups; `done` is called after each sample log, and `note` is given
+        each task."""
         run, records = self.run, dict[str, RunRecord]()
         for name, later in self.tasks.items():
             try:
@@ -138,6 +143,7 @@ class BegunRun:
                 run.answers[task.log.path] = task.correct
                 add_rows(run, task, records[name])
                 self.further_rows(run, task)
+                note(task)
             for _ in (run.file, *run.others):
                 done()
         run.notes.extend(groups.add_group_rows(run.document, records))
@@ -174,7 +180,10 @@ def calibrate_run(file: Path, calibrators: Mapping[str, Calibrator], **options: 
 
 
 def calibrated_in_order(
-    beginnings: Iterable[Callable[[Submit], BegunRun]], jobs: int, done: Callable[[], None]
+    beginnings: Iterable[Callable[[Submit], BegunRun]],
+    jobs: int,
+    done: Callable[[], None],
+    note: Callable[[FittedTask], None] = lambda task: None,
 ) -> Iterator[CalibratedRun | ResultsError]:
     """Each run in its turn, or why there is none; the next are begun before it ends, so that no process is idle."""
     waiting: deque[BegunRun | ResultsError] = deque()
@@ -182,7 +191,7 @@ def calibrated_in_order(
     def first() -> CalibratedRun | ResultsError:
         begun = waiting.popleft()
         try:
-            return begun if isinstance(begun, ResultsError) else begun.finish(done)
+            return begun if isinstance(begun, ResultsError) else begun.finish(done, note)
         except ResultsError as error:
             return error
 

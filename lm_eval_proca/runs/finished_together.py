@@ -76,7 +76,7 @@ def begin_together(
     """Begin to calibrate every task under the prompts of all files; options as in `begin_run`."""
     documents = [read_document(file) for file in files]
     run = CalibratedRun(files[0], documents[0], others=list(files[1:]))
-    begun = BegunRun(run, further_rows=_add_rows_over_prompts)
+    begun = BegunRun(run, further_rows=add_rows_over_prompts)
     for name in documents[0]["configs"]:
         reason = next(filter(None, (_why_unchanged(document, name) for document in documents)), None)
         if reason is not None:
@@ -131,7 +131,7 @@ def _recorded(log: SampleLog, together: Together) -> RunRecord:
     return replace(record, prompts=len(together.tables), prompt_hash=log.prompt_hash, together=together.report)
 
 
-def _add_rows_over_prompts(run: CalibratedRun, task: FittedTask) -> None:
+def add_rows_over_prompts(run: CalibratedRun, task: FittedTask) -> None:
     """What a run with several prompts reports beside the accuracy of the first."""
     gold = task.table.gold_of("eval")
     for name, prompts in task.prompts.items():

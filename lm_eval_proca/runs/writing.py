@@ -38,12 +38,13 @@ def write_samples(task: FittedTask, folder: Path) -> None:
     gold = task.table.gold_of("eval")
     rows = {index: row for row, index in enumerate(task.table.index_of("eval").tolist())}
     with _written(folder / task.log.path.name) as unfinished, unfinished.open("wb") as written:
-        if task.prompts:
+        if task.prompts or task.replaced:
             for _, fields in lines(task.log.path):
                 name, row = fields.get("filter", RAW), rows[int(fields["doc_id"])]
-                if name not in task.fits:  # else it comes below, where the run has calibrated it too
+                if name not in task.fits and name not in task.replaced:  # else it comes below, or not any more
                     over = {} if name in CALIBRATORS else _over_prompts(task, RAW, row, gold[row])
-                    written.write(_line({**fields, "metrics": [*fields.get("metrics", ()), *over], **over}))
+                    names = list(dict.fromkeys([*fields.get("metrics", ()), *over]))
+                    written.write(_line({**fields, "metrics": names, **over}))
         else:
             with task.log.path.open("rb") as logged:
                 shutil.copyfileobj(logged, written)

@@ -12,7 +12,7 @@ from scipy.special import softmax
 from sklearn.base import clone
 
 from lm_eval_proca.calibration.base import Calibrator
-from lm_eval_proca.calibration.registry import CALIBRATORS, get_calibrator, make_calibrator
+from lm_eval_proca.calibration.registry import BUILT_IN, CALIBRATORS, get_calibrator, make_calibrator
 from lm_eval_proca.errors import CalibrationError
 from lm_eval_proca.metrics import Interval, LabelCounts, accuracy, count_labels, measures
 from lm_eval_proca.scores.record import RunRecord
@@ -33,7 +33,8 @@ Params = Mapping[str, Mapping[str, Any]]
 
 
 def make_calibrators(names: Iterable[str], params: Params | None = None) -> dict[str, Calibrator]:
-    return _made({name: {"function": name} for name in names}, params or {})
+    """By name; `none`, the raw scores, is a name that needs no calibrator."""
+    return _made({name: {"function": name} for name in names if name != RAW}, params or {})
 
 
 def calibrators_of_documents(params: Params | None = None, *, representations: bool = True) -> dict[str, Calibrator]:
@@ -54,13 +55,14 @@ def suited(calibrators: Mapping[str, Calibrator], n_labels: int) -> dict[str, Ca
 def calibrators_of_run(table: ScoreTable, params: Params | None = None) -> dict[str, Calibrator]:
     """Unfitted calibrators with the names and parameters of the run's filters, some of them changed by `params`.
 
-    A table without a record of filters gets one calibrator of each kind.
+    A table without a record of filters gets one calibrator of each kind; every table, those of installed packages.
     """
     filters = table.record.filters
     if not filters:
         return suited(make_calibrators(CALIBRATORS, params), len(table.labels))
     chosen = {name: step for name, steps in filters.items() for step in steps if step["function"] in CALIBRATORS}
-    return _made(chosen, params or {})
+    of_packages = {name: {"function": name} for name in CALIBRATORS if name not in BUILT_IN}
+    return _made(of_packages | chosen, params or {})
 
 
 def _made(steps: Mapping[str, Mapping[str, Any]], params: Params) -> dict[str, Calibrator]:
@@ -226,13 +228,17 @@ class Measured:
 
 def recalibrate(table: ScoreTable, calibrators: Mapping[str, Calibrator]) -> tuple[list[Measured], dict[str, str]]:
     """Raw scores, then every calibrator that the table can fit, measured on the evaluation rows; and why not others."""
-    gold = table.gold_of("eval")
     fits, failures = fit_all(table, calibrators)
-    found = [
+    return measured(table, fits), failures
+
+
+def measured(table: ScoreTable, fits: Mapping[str, Fit]) -> list[Measured]:
+    """Raw scores and every fit."""
+    gold = table.gold_of("eval")
+    return [
         Measured(name, fits.get(name), measures(gold, proba, predicted), count_labels(gold, proba, predicted))
         for name, proba, predicted in predictions(table, fits)
     ]
-    return found, failures
 
 
 def accuracy_of(table: ScoreTable, fit: Fit | None = None) -> float:

@@ -30,3 +30,14 @@ def gold_index(target: Any, labels: Sequence[str]) -> int:
     if not isinstance(target, (Real, np.bool_)) or float(target) not in range(len(labels)):
         return NO_GOLD
     return round(float(target))
+
+
+def is_missing(target: Any) -> bool:
+    """Whether a target says that a document has no label: -1, nothing, an empty word, or an empty cell of a table.
+
+    Examples
+    --------
+    >>> [is_missing(target) for target in (-1, None, "", float("nan"), 0, "no")]
+    [True, True, True, True, False, False]
+    """
+    return target in (-1, None, "") or target != target

@@ -249,8 +249,10 @@ def run_identity(
     `settings` are the `calibration:` block as the run has changed it, `overrides` what a group changes in the YAML,
     `run` is shots, seed and limit. Of files the content counts, not the place (of weights, both). lm-eval's version
     is part of it because it builds prompts and requests; ours is as PROCEDURE. Those of torch and transformers are
-    not: they change the last digits of a score.
+    not: they change the last digits of a score. A choice of calibrators is, where somebody made one: it decides which
+    inputs are scored and whether hidden states are kept.
     """
+    settings = {key: value for key, value in settings.items() if (key, value) != ("calibrators", None)}
     config = task_config(task_file, overrides) if task_file else {}
     places = ("scores_dir", "data_dir", "data_folder", "estimate_file")
     return {

@@ -81,8 +81,8 @@ class RunRecord:
 
     @property
     def generated(self) -> bool:
-        """Whether an estimate file was used. The paper's ProCa-g does so; a user's own file counts as well."""
-        return self.estimate_source.startswith("file:")
+        """Whether the model wrote its estimate set itself, as in the paper's ProCa-g."""
+        return bool(self.generated_by)
 
     @property
     def origin(self) -> dict[str, Any]:

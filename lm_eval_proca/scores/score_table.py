@@ -9,7 +9,8 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +21,9 @@ from lm_eval_proca.files import replacing
 from lm_eval_proca.representations import Representation
 from lm_eval_proca.scores.gold import NO_GOLD
 from lm_eval_proca.scores.record import RunRecord
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 ROLES = ("eval", "estimate", "content_free")
 
@@ -83,6 +87,26 @@ class ScoreTable:
             pairs.append((self.representations, other.representations))
         same_columns = all(np.array_equal(a, b, equal_nan=a.dtype.kind == "f") for a, b in pairs)
         return self.record == other.record and same_columns
+
+    def __repr__(self) -> str:
+        record = self.record
+        told = [record.task, PurePath(record.model).name if record.model else "", f"{record.num_fewshot}-shot"]
+        counts = [f"{int((self.role == role).sum())} {role}" for role in ROLES if (self.role == role).any()]
+        beside = "" if self.representations is None else f", {self.representation}"
+        named = ", ".join(filter(None, told if record.num_fewshot is not None else told[:2]))
+        return f"ScoreTable({named}: {' + '.join(counts)} documents x {', '.join(self.labels)}{beside})"
+
+    def to_frame(self) -> pd.DataFrame:
+        """Role, index and gold labels of every document, and the score of each label under its word.
+
+        Labels that are not known are missing. Representations are not in it; see :meth:`representations_of`.
+        """
+        import pandas as pd  # here, since nothing else needs it
+
+        words = np.array([*self.labels, None], dtype=object)  # the last, -1, is for no label
+        known = {"role": self.role, "index": self.index, "gold": words[self.gold]}
+        known["estimate_gold"] = words[self.estimate_gold]
+        return pd.DataFrame({**known, **dict(zip(self.labels, self.scores.T, strict=True))})
 
     def not_finite(self, roles: Sequence[str] = ROLES) -> str | None:
         """Which scores of documents of these roles are not finite numbers, in words; None if all are."""

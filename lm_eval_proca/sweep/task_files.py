@@ -13,7 +13,7 @@ from lm_eval.api.task import Task
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks._factory import Entry, Kind, TaskFactory
 
-from lm_eval_proca.errors import ProcaError, TaskError
+from lm_eval_proca.errors import ProcaError, TaskError, did_you_mean
 from lm_eval_proca_discovery import task_configs_path
 
 
@@ -44,7 +44,8 @@ def find_task_files(names: Sequence[str], include_path: Sequence[str] = ()) -> d
         chosen = matching(index, name)
         if not chosen:
             known = ", ".join(sorted(key for key in index if key.startswith("proca")))
-            raise TaskError(f"There is no task {name}; ours are {known}, and --include_path DIR adds your own.")
+            near = did_you_mean(name, index)
+            raise TaskError(f"There is no task {name}; ours are {known}, and --include_path DIR adds your own.{near}")
         for key in chosen:
             for task, file in _members(key, index).items():
                 if found.setdefault(task, file) != file:
@@ -61,6 +62,7 @@ def find_task_configs(name: str, include_path: Sequence[str] = ()) -> dict[str, 
     if not found:
         raise TaskError(
             f"There is no task {name}; a pattern such as 'mmlu*' needs quotes, --include_path DIR adds yours."
+            f"{did_you_mean(name, index)}"
         )
     return {key: {**index[key].cfg, **file.overrides} for key, file in found.items()}
 

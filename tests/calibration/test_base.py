@@ -154,3 +154,11 @@ def test_the_registry_needs_nothing():
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     loaded = {name.partition(".")[0] for name in done.stdout.split()}
     assert not loaded & {"numpy", "scipy", "sklearn", "torch", "lm_eval"}
+
+
+def test_label_words_come_from_those_who_were_told_them(calibrator: Calibrator):
+    words = ["a", "b", "c", "d", "e", "f"]
+    fitted = calibrator.fit(GOOD, labels=words)
+    assert fitted.predict_labels(GOOD).tolist() == [words[k] for k in fitted.predict(GOOD)]
+    with pytest.raises(CalibrationError, match=r"knows no label words; give them to fit\(scores, labels="):
+        calibrator.fit(GOOD).predict_labels(GOOD)

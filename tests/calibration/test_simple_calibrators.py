@@ -77,3 +77,10 @@ def test_report(calibrator, name, learned):
     assert report["method"] == name
     assert (report["params"], report["n_rows"], report["n_labels"]) == ({}, 2, 2)
     assert report[learned] == getattr(calibrator, f"{learned}_").tolist()
+
+
+def test_batch_calibration_warns_of_few_rows() -> None:
+    scores = np.log(np.random.default_rng(0).dirichlet(np.ones(3), size=30))
+    assert BatchCalibrator().fit(scores).fit_report()["warnings"] == []
+    (warning,) = BatchCalibrator().fit(scores[:29]).fit_report()["warnings"]
+    assert "29 documents, fewer than 10 for each of 3 labels" in warning

@@ -25,7 +25,7 @@ def table_files(name: str, folder: Path) -> Path:
             {"shots": 8, "demonstration_counts": [8 - k, k], "order_seed": o} for k in (0, 4) for o in (0, 1)
         ],
         "selection": [{"task": "proca_agnews", "labels": 4}],
-        "prototypes": [{"task": "proca_agnews", "labels": 4, "hidden": True, "seed": seed} for seed in (0, 1)],
+        "methods": [{"task": "proca_agnews", "labels": 4, "hidden": True, "seed": seed} for seed in (0, 1)],
     }
     if name == "prompts":
         for k, table in enumerate(made_prompts(2)):

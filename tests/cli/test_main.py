@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -68,3 +69,22 @@ def test_help_of_commands_that_run_a_model_waits_for_none_of_its_libraries() -> 
     )
     root = str(Path(__file__).resolve().parents[2])
     subprocess.run([sys.executable, "-c", code], cwd=root, check=True, capture_output=True)
+
+
+@pytest.mark.parametrize(
+    ("argv", "meant"),
+    [
+        (["calibrat", "x"], "calibrate"),
+        (["analyze", "method", "x", "--output", "y"], "methods"),
+        (["calibrate", "x.parquet", "--calibrators", "proca_g"], "proca"),
+        (["calibrate", "x.parquet", "--calibrators", "proca", "--param", "proca.n_int=3"], "n_init"),
+        (["generate", "--task", "proca_sst", "--model_args", "pretrained=x", "--output", "y"], "proca_sst"),
+        (["tasks", "proca_sts2"], "proca_sst2"),
+    ],
+)
+def test_a_name_that_is_nearly_right(
+    argv: list[str], meant: str, capsys: pytest.CaptureFixture[str], only_our_tasks: None
+) -> None:
+    with suppress(SystemExit):  # of argparse
+        assert main(argv) == 1
+    assert f"Did you mean {meant}" in capsys.readouterr().err.splitlines()[-1]

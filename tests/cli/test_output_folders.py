@@ -283,8 +283,9 @@ def test_a_hundred_files_with_damaged_and_foreign_ones(tmp_path: Path, capsys: O
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--save", "x.json"], "--save and --bias are for single files"),
-        (["--output", "x.csv"], "name a folder"),
+        (["--save", "x.json"], "--save keeps the calibrator of one file"),
+        (["--together", "--bias"], "--bias is about single prompts"),
+        (["--together", "--output", "x.csv"], "with --together, output folders are written as a folder"),
         (["--calibrators", "platt"], "no calibrator named 'platt'"),
         (["scores.parquet"], "together with output folders"),
     ],
@@ -322,6 +323,29 @@ def test_one_file_shows_its_labels(folder: Path, tmp_path: Path, capsys: Output)
         assert line[2:] == [f"{number:.4f}" for number in shown]
         assert row["recall_sd"] == row["bias"]["recall_sd"]
     assert raw["recall_sd"] > calibrated["recall_sd"]
+
+
+def test_output_and_bias_mean_the_same_for_a_folder_and_for_its_files(
+    folder: Path, tmp_path: Path, capsys: Output
+) -> None:
+    logs = sorted(map(str, folder.rglob("samples_*.jsonl")))
+    options = ["--calibrators", "none,bc", "--bias", "--output"]
+    assert main(["calibrate", *logs, *options, str(tmp_path / "files.json")]) == 0
+    of_files = capsys.readouterr().out
+    assert main(["calibrate", str(folder), *options, str(tmp_path / "folder.json")]) == 0
+    of_folder = capsys.readouterr().out
+
+    def rows(name: str) -> dict[tuple[str, str], dict]:
+        written = json.loads((tmp_path / name).read_text())
+        return {(row["file"], row["calibrator"]): row for row in written}
+
+    assert len(rows("folder.json")) == 2 * len(logs)
+    assert rows("folder.json") == rows("files.json")
+    labels = [line for line in of_files.splitlines() if re.match(r"(none|bc) +[ABCD] +\d", line)]
+    assert len(labels) == 4 * 2 * len(logs)
+    assert sorted(labels) == sorted(line for line in of_folder.splitlines() if re.match(r"(none|bc) +[ABCD] +\d", line))
+    assert main(["calibrate", str(folder), *options[:2], "--output", str(tmp_path / "folder.csv")]) == 0
+    assert len((tmp_path / "folder.csv").read_text().splitlines()) == 1 + 2 * len(logs)
 
 
 def test_an_output_that_cannot_be_a_folder_is_refused_before_anything_is_calibrated(

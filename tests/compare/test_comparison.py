@@ -12,8 +12,10 @@ from scipy.stats import binomtest, kendalltau
 from sklearn.metrics import recall_score
 
 from lm_eval_proca.compare.comparison import Report, compare
+from lm_eval_proca.compare.formats import spreadsheet, terminal
 from lm_eval_proca.compare.formats.structured import as_dict
 from lm_eval_proca.compare.page import render_page
+from lm_eval_proca.errors import ResultsError
 from tests.output_folders import Matrix, write_output
 from tests.score_tables import made_table
 
@@ -214,7 +216,7 @@ def test_a_method_with_fewer_seeds_than_its_model_has_a_gain_but_no_rank(write_r
     ("change", "label"),
     [
         ({"version": 2}, "version 2"),
-        ({"limit": 50}, "limit 50"),
+        ({"limit": 50, "documents_hash": "abcdef0123"}, "limit 50"),
         ({"estimate_size": 300}, "estimate 300"),
         ({"eval_rows": 50}, "50 rows"),
         ({"documents_hash": "abcdef0123"}, "documents abcdef"),
@@ -257,7 +259,10 @@ def test_generated_estimate_sets_stand_beside_the_sampled(write_result):
     filters = {"none": 0.5, "conca": 0.6, "bc": 0.7}
     write_result(accuracy={**filters, "proca": 0.9})
     folder = write_result(
-        accuracy={**filters, "proca": 0.8}, estimate_source="file:generated.jsonl", estimate_size=57
+        accuracy={**filters, "proca": 0.8},
+        estimate_source="file:generated.jsonl",
+        generated_by={"model": "m"},
+        estimate_size=57,
     ).parent
     report = compare([folder])
     assert report.methods == ["raw", "bc", "bc-g", "conca", "proca-g", "proca"]
@@ -268,7 +273,9 @@ def test_generated_estimate_sets_stand_beside_the_sampled(write_result):
 
 
 def test_generated_alone_needs_no_sampled_run(write_result):
-    folder = write_result(accuracy={"none": 0.5, "proca": 0.8}, estimate_source="file:generated.jsonl").parent
+    folder = write_result(
+        accuracy={"none": 0.5, "proca": 0.8}, estimate_source="file:generated.jsonl", generated_by={"model": "m"}
+    ).parent
     assert compare([folder]).methods == ["raw", "proca-g"]
 
 
@@ -392,3 +399,42 @@ def test_what_fits_say_against_themselves_is_a_notice(write_result, tmp_path):
     assert text.startswith("proca warns of 4 of 5 fits. org/model on proca_sst2, 4 shots, seed 1: " + doubt)
     assert text.count(doubt) == 3
     assert text.endswith("And 1 more.")
+
+
+def test_the_same_documents_stand_in_one_column_whatever_the_limit_was_called(write_result):
+    """lm-eval writes down a share, a run of ours the number of documents that it came to."""
+    write_result(model="a", accuracy={"none": 0.5, "proca": 0.7}, limit=0.5)
+    folder = write_result(model="b", accuracy={"none": 0.5, "proca": 0.6}, limit=20).parent
+    report = compare([folder])
+    assert [dataset.name for dataset in report.datasets_of("a")] == ["sst2"]
+    assert standing_of(report, "b", "proca").rank is not None
+    assert not notices(report, "differing")
+
+
+def test_documents_that_nobody_recorded_stand_beside_as_many_that_somebody_did(write_result):
+    """A filter that is not ours has no record; its column needs no name of its own."""
+    write_result(model="a", accuracy={"none": 0.5, "proca": 0.7})
+    folder = write_result(model="b", accuracy={"none": 0.5, "theirs": 0.6}, documents_hash=None).parent
+    report = compare([folder])
+    assert {dataset.name for model in "ab" for dataset in report.datasets_of(model)} == {"sst2"}
+    folder = write_result(model="c", accuracy={"none": 0.5, "proca": 0.6}, documents_hash="abcdef0123").parent
+    said = " ".join(notices(compare([folder]), "differing"))
+    assert "documents not known" in said
+    assert "unknow" not in said
+
+
+def test_a_task_name_that_is_nearly_right(write_result):
+    folder = write_result(accuracy={"none": 0.5, "proca": 0.9}).parent
+    with pytest.raises(ResultsError, match=r"No task matches 'sts2'; there are: sst2\. Did you mean sst2\?"):
+        compare([folder], ["sts2"])
+
+
+def test_the_leaderboard_has_intervals_where_documents_are_logged(lm_eval_folder, write_result):
+    report = compare([lm_eval_folder])
+    for one in report.leaderboards[0].standings:
+        low, high = one.interval
+        assert 0 < low < one.average.mean < high < 1
+    assert f"[{100 * low:.1f}, {100 * high:.1f}]" in terminal.render(report)
+    assert ",low,high" in spreadsheet.render(report)
+    not_logged = compare([write_result(accuracy={"none": 0.5, "proca": 0.9}).parent])
+    assert {one.interval for one in not_logged.leaderboards[0].standings} == {None}

@@ -72,7 +72,8 @@ def test_average_over_some_tasks_says_so(write_result):
 
 def test_number_outside_the_average_is_marked(write_result):
     for model, limit, proca in (("a", None, 0.7), ("b", None, 0.7), ("b", 50, 0.9)):
-        folder = write_result(model=model, accuracy={"none": 0.5, "proca": proca}, limit=limit).parent
+        which = {"limit": limit, "documents_hash": "of fifty"} if limit else {}
+        folder = write_result(model=model, accuracy={"none": 0.5, "proca": proca}, **which).parent
     text = markdown.render(compare([folder]))
     assert f"| 4 | proca | **90.0** {NOT_AVERAGED} | **70.0** | **70.0** |" in text
     assert text.count(f"{NOT_AVERAGED}: not in the average.") == 1

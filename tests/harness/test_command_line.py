@@ -117,7 +117,8 @@ def test_a_mistake_ends_the_command_with_its_sentence(lm_eval, arguments, senten
 @pytest.mark.parametrize(
     ("setting", "sentence"),
     [
-        ("proca.estimat_size=3", r"unknown setting proca.estimat_size; the known ones are estimate_split, "),
+        ("proca.estimat_size=3", r"unknown setting proca.estimat_size; the known .*\. Did you mean estimate_size\?"),
+        ("proca.calibrators=bc/proc", r"there is no calibrator proc; there are none, bc, .*\. Did you mean proca\?"),
         ("proca.estimate_size=many", r"estimate_size must be a whole number of at least 1, got 'many'"),
         ("proca.calibrate=yes", r"calibrate must be true or false, got 'yes'"),
         ("proca=3", r"the metadata key `proca` must be a mapping, got 3"),
@@ -132,6 +133,40 @@ def test_a_wrong_setting_is_told_before_the_model_is_loaded(lm_eval, monkeypatch
     monkeypatch.setattr(HFLM, "create_from_arg_obj", never)
     with pytest.raises(SystemExit, match=f"^lm_eval: --metadata: {sentence}"):
         lm_eval("--limit", "5", "--metadata", setting)
+
+
+@pytest.mark.parametrize(
+    ("named", "changed", "sentence"),
+    [
+        ("own_sentiment", {"estimate_size": 1}, "an estimate set of 1 documents is too small for 2 labels"),
+        ("own_group", {"estimate_size": "many"}, "estimate_size must be a whole number of at least 1, got 'many'"),
+        ("own_tag", {"more": "metric_list: [{metric: acc_norm}]"}, "the metric acc_norm means nothing for calibrated"),
+        ("own_*", {"drop": "text_fields"}, "calibration.text_fields is missing"),
+        ("own_sentiment", {"text_fields": "[sentence]\n  estimat_seed: 3"}, "unknown setting estimat_seed in the `cal"),
+    ],
+)
+def test_a_mistake_in_the_yaml_is_told_before_the_model_is_loaded(lm_eval, own_task, named, changed, sentence):
+    """The model does not exist: whoever loads it fails with another message."""
+    folder = own_task(**{**changed, "more": changed.get("more", "") + "\ntag: own_tag"})
+    (folder / "own_group.yaml").write_text("group: own_group\ntask: [own_sentiment]\n")
+    arguments = ["--include_path", str(folder), "--tasks", named, "--metadata", "proca.eval_size=20"]
+    arguments += ["--model_args", "pretrained=/no/such/model"]
+    with pytest.raises(SystemExit, match=f"^lm_eval: own_sentiment: {sentence}"):
+        lm_eval(*arguments)
+
+
+def test_what_a_group_says_counts_before_the_model_is_loaded(lm_eval, own_task):
+    """A YAML that is whole only inside its group is no mistake; one that the group spoils is."""
+    folder = own_task(drop="text_fields")
+    whole = "calibration: {text_fields: [sentence], estimate_size: SIZE, data_folder: sst2}"
+    arguments = ["--include_path", str(folder), "--tasks", "own_group", "--limit", "6", "--metadata", "proca.prompts=1"]
+    group = folder / "own_group.yaml"
+    for members in (f"task: [own_sentiment]\n{whole}\n", f"task:\n  - task: own_sentiment\n    {whole}\n"):
+        group.write_text(f"group: own_group\n{members.replace('SIZE', '20')}")
+        assert lm_eval(*arguments)[1]["configs"]["own_sentiment"]["metadata"]["proca"]["estimate_size"] == 20
+        group.write_text(f"group: own_group\n{members.replace('SIZE', '1')}")
+        with pytest.raises(SystemExit, match=r"^lm_eval: own_sentiment: an estimate set of 1 documents is too small"):
+            lm_eval(*arguments, "--model_args", "pretrained=/no/such/model")
 
 
 @pytest.fixture(scope="module")
@@ -188,3 +223,34 @@ def test_a_task_whose_scores_cannot_be_calibrated(
     assert done.stderr.count(f"proca_sst2: no row for bc, conca, proca, proca_h: {sentence}") == 1
     tables = [pq.read_table(path) for path in sorted((tmp_path / "scores").glob("*.parquet"))]
     assert [table.num_rows for table in tables] == [40 + 40 + 3] * 2
+
+
+PLAIN = """
+task: plain
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {rows}}}}}
+test_split: test
+output_type: multiple_choice
+doc_to_text: "{{{{sentence}}}} It was"
+doc_to_target: label
+doc_to_choice: ["bad", "good"]
+"""
+
+
+def test_a_calibrated_and_a_plain_logged_run_of_a_task_are_one_column(lm_eval, data_dir: Path, tmp_path: Path, capsys):
+    """They meet by the hashes of their documents, which the one has recorded and the other logged."""
+    from lm_eval_proca.cli import main
+
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks" / "plain.yaml").write_text(PLAIN.format(rows=data_dir / "sst2" / "validation.jsonl"))
+    common = ["--include_path", str(tmp_path / "tasks"), "--tasks", "plain", "--limit", "0.5", "--metadata"]
+    lm_eval(*common, "proca.estimate_size=40", "proca.calibrate=true")
+    lm_eval(*common, "proca.estimate_size=40")
+    runs = [str(folder) for folder in tmp_path.glob("run*")]
+    assert len(runs) == 2
+    assert main(["compare", *runs, "--tasks", "plain", "--format", "json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert {one["dataset"] for one in report["accuracies"]} == {"plain"}
+    assert [one["kind"] for one in report["notices"]] == ["calibrated", "duplicate"]
+    assert "different" not in report["notices"][1]["text"]
+    assert "unknow" not in json.dumps(report)

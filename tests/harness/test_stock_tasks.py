@@ -456,3 +456,10 @@ class TestPrompts:
 
 def record_of(results: dict, task: str) -> dict:
     return results["configs"][task]["metadata"]["proca"]
+
+
+def test_a_run_chooses_its_calibrators(evaluate, few: dict, caplog) -> None:
+    results = evaluate("quiz_few", settings={"calibrators": "bc/conca"})
+    assert rows_of(results, "quiz_few") == {"acc,none", "acc_norm,none", "acc,bc"}
+    assert results["results"]["quiz_few"]["acc,bc"] == few["acc,bc"]
+    assert "proca.calibrators: conca needs content-free inputs" in caplog.text

@@ -168,14 +168,20 @@ class TestSeedsAndSets:
         assert tails[-3:] == ["Review: N/A\nSentiment:", "Review: \nSentiment:", "Review: [MASK]\nSentiment:"]
         assert record_of(results)["estimate_size"] == 200
 
-    def test_estimate_rows_that_are_evaluated_or_demonstrated_are_left_out(self, evaluate, tmp_path: Path):
+    def test_estimate_rows_that_are_evaluated_or_demonstrated_are_left_out(self, evaluate, tmp_path: Path, caplog):
         evaluated = made_sentences(20, seed=2)
         write_jsonl(tmp_path / "sst2" / "train.jsonl", evaluated + made_sentences(30, seed=1))
         write_jsonl(tmp_path / "sst2" / "validation.jsonl", evaluated)
         settings = {"data_dir": str(tmp_path), "estimate_size": 27}
-        with pytest.raises(TaskError, match="estimate_size is 27, but the estimate split has only 26 rows"):
-            evaluate("proca_sst2", settings=settings, num_fewshot=4)
+        results = evaluate("proca_sst2", settings=settings, num_fewshot=4)
+        assert record_of(results)["estimate_size"] == 26
+        assert (
+            "proca_sst2: estimate_size is 27, but the split train has 50 rows, and 20 of them have the text of an "
+            "evaluated row, 4 that of a demonstration; the other 26 are all taken"
+        ) in caplog.messages
+        caplog.clear()
         evaluate("proca_sst2", settings={**settings, "estimate_size": 26}, num_fewshot=4)
+        assert "estimate_size" not in caplog.text
 
     def test_limit_keeps_the_estimate_set_and_mixes_the_classes(self, evaluate, small):
         results = evaluate("proca_sst2", settings=small, num_fewshot=0, limit=50)
@@ -251,6 +257,29 @@ filter_list:
         evaluate("own_sentiment", include=own_task(more=more), settings=settings, num_fewshot=0)
         (file,) = (tmp_path / "scores").glob("*.parquet")
         assert set(ScoreTable.load(file).role) == {"eval", "content_free"}
+
+    @pytest.mark.parametrize(
+        ("given", "rows", "scored"),
+        [
+            ("bc", {"none", "bc"}, {"eval", "estimate"}),
+            ("proca/none", {"none", "by_likelihood"}, {"eval", "estimate"}),
+            ("none", {"none"}, {"eval"}),
+            ("bc,conca", {"none", "bc", "conca"}, {"eval", "estimate", "content_free"}),
+        ],
+    )
+    def test_a_run_chooses_its_calibrators(self, evaluate, own_task, tmp_path: Path, given, rows, scored):
+        """Those of the YAML with their parameters, others with the usual ones; only what they need is scored."""
+        more = """
+filter_list:
+  - {name: none, filter: [{function: take_first}]}
+  - {name: by_likelihood, filter: [{function: proca, selection: likelihood, n_init: 3}]}
+"""
+        settings = {"calibrators": given, "scores_dir": str(tmp_path / "scores")}
+        results = evaluate("own_sentiment", include=own_task(more=more), settings=settings, num_fewshot=0)
+        metrics = results["results"]["own_sentiment"]
+        assert {key.split(",")[1] for key in metrics if key.startswith("acc,")} == rows
+        (file,) = (tmp_path / "scores").glob("*.parquet")
+        assert set(ScoreTable.load(file).role) == scored
 
     def test_estimate_file(self, evaluate, own_task, tmp_path: Path):
         file = tmp_path / "made.jsonl"
@@ -382,6 +411,11 @@ class TestSentences:
             ({}, {"estimate_split": "spare"}, r"no split 'spare'"),
             ({"text_fields": "[title]"}, {}, r"no column title, only sentence, label; correct calibration.text_fields"),
             ({"drop": "text_fields"}, {}, r"calibration.text_fields is missing"),
+            ({"more": "doc_to_target: lable"}, {}, r"doc_to_target: no column lable; there are .*Did you mean label\?"),
+            ({"more": "doc_to_target: '{{lable}}'"}, {}, r"doc_to_target: no column lable; there are sentence, label"),
+            ({"more": "doc_to_text: '{{sentense}} It was'"}, {}, r"doc_to_text: no column sentense; .*mean sentence\?"),
+            ({"more": "doc_to_text: sentense"}, {}, r"doc_to_text: no column sentense; there are sentence, label"),
+            ({"more": "doc_to_text: '{{sentence'"}, {}, r"doc_to_text is not a template that Jinja can read"),
             ({"choices": '["bad"]'}, {}, r"at least two labels"),
             ({"choices": '["good", " good"]'}, {}, r"the label word 'good' stands for two labels"),
             ({"drop": "doc_to_choice"}, {}, r"doc_to_choice is missing"),
@@ -410,7 +444,6 @@ class TestSentences:
                 r"the filter p cannot be used: The 'selection' parameter .* must be one of assignment, likeli",
             ),
             ({"more": "fewshot_config: {sampler: balanced}"}, {}, r"sampler must be default or first_n"),
-            ({}, {"estimate_size": 5000}, r"estimate_size is 5000, but the estimate split has only 298 rows"),
             ({}, {"demonstration_counts": "1/1/1"}, r"makes 3 demonstrations, but --num_fewshot is 2"),
         ],
     )

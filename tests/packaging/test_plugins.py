@@ -104,6 +104,26 @@ def test_an_installed_package_adds_its_calibrator(run: Run, table: str, tmp_path
     assert "There is no calibrator named 'median'; the known ones are bc" in run("-c", load).stderr
 
 
+def test_a_leaderboard_of_a_finished_sweep_has_a_row_for_a_new_package(
+    run: Run, tmp_path: Path, tiny_gpt2: Path, data_dir: Path
+) -> None:
+    """The sweep knew nothing of the package; one command, without a model."""
+    cli = ["-m", "lm_eval_proca.cli"]
+    sweep = ["sweep", "--model_args", f"pretrained={tiny_gpt2}", "--device", "cpu", "--tasks", "proca_sst2"]
+    sweep += ["--num_fewshot", "0", "--seeds", "0", "--limit", "30", "--output_path", "finished", "--metadata"]
+    done = run(*cli, *sweep, f"proca.data_dir={data_dir}", "proca.estimate_size=40", "proca.calibrators=bc/proca_h")
+    assert done.returncode == 0, done.stderr
+    install(tmp_path / "project", tmp_path / "installed")
+    done = run(*cli, "calibrate", "finished", "--output", "again")
+    assert done.returncode == 0, done.stderr
+    board = done.stdout.split("Leaderboard")[1].split("Accuracy and gain")[0]
+    assert {line.split()[2] for line in board.splitlines()[4:] if line.strip()} == {"raw", "bc", "median", "proca_h"}
+    named = run(*cli, "calibrate", "finished", "--calibrators", "none,median", "--output", "named")
+    assert " median " in named.stdout
+    compared = run(*cli, "compare", "named", "--format", "csv")
+    assert {line.split(",")[2] for line in compared.stdout.splitlines()[1:]} == {"raw", "median"}
+
+
 BROKEN = {
     "absent": ("nowhere_to_be_found:Calibrator", "ModuleNotFoundError: No module named 'nowhere_to_be_found'"),
     "unnamed": ("broken:Unnamed", "AttributeError: module 'broken' has no attribute 'Unnamed'"),

@@ -24,7 +24,7 @@ def test_the_plans_are_as_large_as_in_the_paper(cells: dict[str, list[Cell]]) ->
         "selection": 2 * 4 * 5,
         "size": 5,
         "formats": 3 * 2 * 5,
-        "prototypes": 9 * 2 * 3,
+        "methods": 9 * 2 * 3,
         "prompts": 9,
     }
 

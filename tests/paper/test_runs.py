@@ -103,20 +103,19 @@ def test_two_checkpoints_of_one_name_are_compared_each_with_itself(
                 noise = np.random.default_rng(0).normal(size=(len(made.scores), 8))
                 made = replace(made, representations=dict.fromkeys(made.representations, noise))
             made.save(tmp_path / name / f"{task}.parquet")
-    assert main(["analyze", "prototypes", str(tmp_path), "--output", str(tmp_path), "--param", "proca.n_init=2"]) == 0
+    assert main(["analyze", "methods", str(tmp_path), "--output", str(tmp_path), "--param", "proca.n_init=2"]) == 0
     printed = capsys.readouterr().out
-    assert {line.split()[0] for line in printed.splitlines() if "average" in line} == {
+    assert {line.split()[0] for line in printed.splitlines() if " proca_h " in line and "less" not in line} == {
         *(f"{name}/checkpoint-1000" for name in ("good", "poor"))
     }
-    with (tmp_path / "prototypes.csv").open(newline="") as lines:
+    with (tmp_path / "methods.csv").open(newline="") as lines:
         rows = [row for row in csv.DictReader(lines) if row["calibrator"] in ("bc", "proca_h")]
     gains = [
         50 * sum(accuracy(rows, model, "proca_h", task) - accuracy(rows, model, "bc", task) for task in ("a", "b"))
         for model in ("good", "poor")
     ]
-    told = [line for line in printed.splitlines() if "proca_h less this" in line]
-    column = printed.splitlines()[1].split().index("bc") - 3
-    found = [float(re.findall(r"([+-][\d.]+) \[", line)[column]) for line in told]
+    told = [line for line in printed.split("proca_h less this")[1].splitlines() if line.split()[2:3] == ["bc"]]
+    found = [float(re.findall(r"([+-][\d.]+) \[", line)[0]) for line in told]
     assert found == pytest.approx(gains, abs=0.051)
     assert gains[0] > 5 > gains[1]
 

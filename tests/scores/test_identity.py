@@ -241,3 +241,11 @@ def test_a_file_that_is_no_task_is_one_sentence(tmp_path: Path, text: str):
     (tmp_path / "mine.yaml").write_text(text)
     with pytest.raises(TaskError, match=r"The task file .*mine.yaml cannot be read"):
         task_config(tmp_path / "mine.yaml")
+
+
+def test_a_choice_of_calibrators_is_part_of_a_run_and_its_absence_is_as_before(write_task):
+    """It decides what is scored; runs that choose none keep the identity that they had before there was a choice."""
+    folder = write_task()
+    plain = identity(folder)
+    assert identity(folder, {"calibrators": None}) == plain
+    assert differences(plain, identity(folder, {"calibrators": ("bc",)})) == "setting (calibrators)"

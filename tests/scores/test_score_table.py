@@ -30,6 +30,26 @@ def table() -> ScoreTable:
     )
 
 
+def test_a_table_as_a_data_frame_has_words_for_labels(table: ScoreTable):
+    frame = table.to_frame()
+    assert list(frame.columns) == ["role", "index", "gold", "estimate_gold", "bad", "good"]
+    assert frame["gold"].fillna("").tolist() == ["good", "", "bad", "", ""]
+    assert frame["estimate_gold"].fillna("").tolist() == ["", "good", "", "", ""]
+    assert frame.loc[frame["role"] == "eval", ["bad", "good"]].to_numpy().tolist() == [[-1.0, -2.0], [-5.0, -6.0]]
+    unlabeled = frame.loc[frame["role"] == "estimate", table.labels]
+    fitted = BatchCalibrator().fit(unlabeled)
+    assert fitted.predict_labels(unlabeled).tolist() == ["bad", "good"]
+
+
+def test_a_table_is_one_line_in_a_notebook():
+    table = made_table("proca_sst2", hidden=True, model="/models/tiny")
+    told = repr(replace(table, record=replace(table.record, num_fewshot=4)))
+    assert told.startswith("ScoreTable(proca_sst2, tiny, 4-shot: 200 eval + ")
+    assert told.endswith("hidden states of the layers 0.667, -1)")
+    assert len(told) < 200
+    assert "\n" not in told
+
+
 def test_rows_of_a_role_come_in_document_order(table: ScoreTable):
     assert table.index_of("eval").tolist() == [2, 5]
     assert table.scores_of("eval").tolist() == [[-5.0, -6.0], [-1.0, -2.0]]

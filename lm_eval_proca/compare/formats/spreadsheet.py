@@ -9,14 +9,17 @@ from lm_eval_proca.compare.formats.tabular import csv_text
 
 COLUMNS = (
     "model", "shots", "method", "dataset", "accuracy", "sd", "seeds", "best", "in_average", "gain", "p_value", "p_holm",
-    "rank",
+    "rank", "low", "high",
 )  # fmt: skip
 OF_PROMPTS = ("prompts", "worst", "order_changes")
 """Where a run has several prompts; `order_changes` is against raw too."""
 
 
 def render(report: Report) -> str:
-    """Accuracies are fractions, as in lm-eval; empty means missing; `gain` and the p-values are against raw."""
+    """Accuracies are fractions, as in lm-eval; empty means missing; `gain` and the p-values are against raw.
+
+    `low` and `high` are the 95 % interval of an average.
+    """
     lines: list[dict[str, object]] = []
     standings = {(board.shots, one.model, one.method): one for board in report.leaderboards for one in board.standings}
     for block in report.blocks:
@@ -37,7 +40,8 @@ def render(report: Report) -> str:
                     line |= {"order_changes": comparison.order_changes}
                 lines.append(line)
             average = {"dataset": "average", "accuracy": standing.average.mean, "best": int(method in block.best(None))}
-            lines.append({**common, **average, "gain": standing.gain, "rank": standing.rank})
+            low, high = standing.interval or (None, None)
+            lines.append({**common, **average, "gain": standing.gain, "rank": standing.rank, "low": low, "high": high})
     columns = COLUMNS + OF_PROMPTS if report.several_prompts else COLUMNS
     return csv_text([{name: line.get(name) for name in columns} for line in lines], columns)
 

@@ -71,6 +71,7 @@ def _standing(one: Standing) -> dict[str, Any]:
         "rank": one.rank,
         "model_rank": one.model_rank,
         "average": one.average.mean,
+        "interval": one.interval,
         "datasets": one.average.present,
         "of": one.average.expected,
         "fewer_seeds": one.average.fewer_seeds,

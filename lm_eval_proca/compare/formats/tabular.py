@@ -46,9 +46,14 @@ def write_rows(rows: Sequence[Mapping[str, Any]], path: str | os.PathLike[str]) 
     return write_file(text, path)
 
 
+def is_rows_file(path: str | os.PathLike[str]) -> bool:
+    """Whether `write_rows` can serve the name."""
+    return Path(path).suffix in (".csv", ".json")
+
+
 def check_rows_file(path: str | os.PathLike[str] | None) -> None:
     """Refuse a name that `write_rows` cannot serve; None, for standard output, is fine."""
-    if path is not None and Path(path).suffix not in (".csv", ".json"):
+    if path is not None and not is_rows_file(path):
         raise ResultsError(f"Cannot write {path}: the name must end in .csv or .json.")
 
 

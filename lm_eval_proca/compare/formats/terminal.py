@@ -10,16 +10,17 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from lm_eval_proca.compare.comparison import Report
-from lm_eval_proca.compare.tables import Entry, all_tables, caption_once
+from lm_eval_proca.compare.tables import Entry, all_tables, caption_once, leaderboard_table
 
 
-def render(report: Report, width: int | None = None, color: bool = False) -> str:
+def render(report: Report, width: int | None = None, color: bool = False, *, only_leaderboards: bool = False) -> str:
     """Tables as wide as they need to be, or folded to `width`."""
     target = io.StringIO()
     # A table is folded on a terminal only; no table has 1000 columns.
     console = Console(file=target, width=width or 1000, force_terminal=color, highlight=False)
     words = width or 120
-    for table, caption in caption_once(all_tables(report)):
+    boards = [leaderboard_table(report, board) for board in report.leaderboards]
+    for table, caption in caption_once(boards if only_leaderboards else all_tables(report)):
         title = Text(table.title, style="bold")
         drawn = RichTable(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
         for name, is_number in zip(table.columns, table.numeric, strict=True):

@@ -1,4 +1,4 @@
-"""What hidden states add to label scores: every method beside supervised ones, and the accuracy that fits estimate."""
+"""Every method on every task: what hidden states add to label scores, and labels to both."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def several_labels(table: ScoreTable) -> str | None:
     return None if len(set(table.gold_of("estimate").tolist())) > 1 else "estimate rows of one label only"
 
 
-class Prototypes(Analysis):
+class Methods(Analysis):
     """Every method by task; drawn are the evaluation rows of one run, by label scores and by hidden states."""
 
     plan = Grid(("proca",), shots=(0, 4), seeds=(0, 1, 2))  # the group of the nine
@@ -86,16 +86,32 @@ class Prototypes(Analysis):
         return found
 
     def summary(self) -> list[Observation]:
-        """One row per model, task and number of shots, one column per method; then averages, gains and estimates."""
-        methods = distinct(one["calibrator"] for one in self.observed)
+        """One row per model, number of shots and method, one column per task, and the average."""
+        tasks = distinct(one["task"] for one in self.observed)
         rows = []
-        for (model, shots), alike in grouped(self.observed, lambda one: (one["model"], one["num_fewshot"])).items():
-            by_method = grouped(alike, lambda one: one["calibrator"])
-            columns = {method: _column(by_method, method) for method in by_method}
-            for name in distinct([*(one["task"] for one in alike), *next(iter(columns.values()))]):
-                cells = {method: columns.get(method, {}).get(name, "") for method in methods}
-                rows.append({"model": model, "shots": shots, "task": name, **cells})
+        for which, by_method in self._by_run().items():
+            for method, observed in by_method.items():
+                means = {one["task"]: _percent(one["accuracy"], one["sd"]) for one in mean_by(observed, "task")}
+                cells = {short_name(task): means.get(task, "") for task in tasks}
+                complete = len(means) == len({one["task"] for some in by_method.values() for one in some})
+                average = _percent(_average(observed)) if complete else ""
+                rows.append({**dict(which), "method": method, **cells, "average": average})
         return rows
+
+    def further(self) -> list[Observation]:
+        """How far proca_h is from each method, and what fits estimate; only what at least one method has."""
+        rows = [
+            {**dict(which), "method": method, **_compared(by_method, method)}
+            for which, by_method in self._by_run().items()
+            for method in by_method
+        ]
+        known = [name for name in rows[0] if any(row[name] != "" for row in rows)]
+        return [{name: row[name] for name in known} for row in rows if any(row[name] for name in known[3:])]
+
+    def _by_run(self) -> dict[Any, dict[str, list[Observation]]]:
+        """By model and shots, what was observed of each method."""
+        alike = grouped(self.observed, lambda one: (("model", one["model"]), ("shots", one["num_fewshot"])))
+        return {which: grouped(observed, lambda one: one["calibrator"]) for which, observed in alike.items()}
 
     def panels(self) -> dict[Any, list[Observation]]:
         return grouped(self.clouds, lambda one: one["space"])
@@ -124,8 +140,8 @@ def _supervised_features(table: ScoreTable) -> dict[str, dict[str, np.ndarray]]:
     return {SUPERVISED_SCORES: scores, SUPERVISED_STATES: {role: np.hstack(part) for role, part in parts.items()}}
 
 
-def _column(by_method: Mapping[str, Observations], method: str) -> dict[str, str]:
-    """What is printed below a method."""
+def _compared(by_method: Mapping[str, Observations], method: str) -> dict[str, str]:
+    """A method beside proca_h."""
     observed = by_method[method]
     gains = {} if method == "proca_h" else _gains(by_method.get("proca_h", ()), observed)
     runs = [gain for of_task in gains.values() for gain in of_task]
@@ -133,8 +149,7 @@ def _column(by_method: Mapping[str, Observations], method: str) -> dict[str, str
     means = [mean(of_task) for of_task in gains.values()]  # over tasks, as runs of one task share its documents
     estimates = [(one["estimated"], one["accuracy"]) for one in observed if one["estimated"] is not None]
     enough = len(estimates) > 2
-    return {one["task"]: _percent(one["accuracy"], one["sd"]) for one in mean_by(observed, "task")} | {
-        "average": _percent(_average(observed)),
+    return {
         "proca_h less this": "{:+.1f} [{:.1f}, {:.1f}]".format(*mean_interval(means)) if len(means) > 1 else "",
         "runs below; worst": f"{len(below)} of {len(runs)}; {min(below, default=0.0):+.1f}" if runs else "",
         "share of the way from raw": _share_of_the_way(by_method) if method == SUPERVISED_STATES else "",
