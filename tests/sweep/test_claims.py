@@ -225,8 +225,11 @@ def test_cells_that_others_finish_meanwhile_count_as_finished(model: Model, tmp_
     assert capsys.readouterr().out.count("finished by another worker") == 2
 
 
-def test_a_stalled_worker_leaves_the_cell_to_the_one_that_took_it_over(model: Model, tmp_path: Path, capsys):
-    """The second worker sees a claim of another host, without a heartbeat."""
+@pytest.mark.parametrize("error", [None, OSError(28, "its files are not complete")])
+def test_a_stalled_worker_leaves_the_cell_to_the_one_that_took_it_over(
+    model: Model, tmp_path: Path, capsys: pytest.CaptureFixture[str], error: OSError | None
+):
+    """The second worker sees a claim of another host, without a heartbeat; the first may miss its files later."""
     second = Recorder()
     home = tmp_path / model.name
 
@@ -238,7 +241,9 @@ def test_a_stalled_worker_leaves_the_cell_to_the_one_that_took_it_over(model: Mo
         run(second, model, tmp_path)
         assert not folder.exists()
 
-    outcomes = run(first := Disturbed(is_taken_over), model, tmp_path)
+    first = Disturbed(is_taken_over)
+    first.fails = {CELLS[0]: error} if error else {}
+    outcomes = run(first, model, tmp_path)
     assert (first.seen, second.seen) == (CELLS[:1], CELLS)
     assert [(outcome.failure, outcome.log) for outcome in outcomes] == [(None, None)] * 3
     assert hidden(home) == []
