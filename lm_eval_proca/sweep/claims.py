@@ -114,7 +114,8 @@ def take(home: Path, key: str, what: str) -> Claim | None:
     except OSError:
         claim.path.unlink(missing_ok=True)
         raise
-    if any(other.turn > claim.turn for other in claims_in(home, key)):  # we had looked before an earlier one was made
+    others = [other for other in claims_in(home, key) if other.path != claim.path]
+    if any(other.turn > claim.turn or other.is_alive() for other in others):  # made since we looked
         release(claim)
         return None
     for dead in earlier:

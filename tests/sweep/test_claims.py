@@ -141,14 +141,17 @@ def test_one_of_many_takes_a_dead_claim_over(tmp_path: Path):
         assert hidden(home) == [claim.path.name]
 
 
-def test_who_looked_too_early_does_not_get_a_cell_that_was_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """It saw no claim; then one came, died and was taken over, and the file of the first turn was free again."""
-    plain, late = claims.claims_in, Claim(tmp_path / ".claim-key-1", None)
-    looks = iter([[], [late]])
-    late.path.touch()
+@pytest.mark.parametrize(("seen", "there"), [([], 1), ([4], 0)])
+def test_who_looked_too_early_leaves_the_cell_to_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seen: list[int], there: int
+):
+    """It saw no claim: then one came, died and was taken over. Or a claim that was given back and made again."""
+    plain = claims.claims_in
+    looks = iter([[Claim(tmp_path / f".claim-key-{turn}", None) for turn in seen]])
+    (tmp_path / f".claim-key-{there}").touch()
     monkeypatch.setattr(claims, "claims_in", lambda home, key="*": next(looks, plain(home, key)))
     assert take(tmp_path, "key", "a cell") is None
-    assert hidden(tmp_path) == [".claim-key-1"]
+    assert hidden(tmp_path) == [f".claim-key-{there}"]
 
 
 def test_a_kept_claim_is_renewed_and_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -222,8 +225,11 @@ def test_cells_that_others_finish_meanwhile_count_as_finished(model: Model, tmp_
     assert capsys.readouterr().out.count("finished by another worker") == 2
 
 
-def test_a_stalled_worker_leaves_the_cell_to_the_one_that_took_it_over(model: Model, tmp_path: Path, capsys):
-    """The second worker sees a claim of another host, without a heartbeat."""
+@pytest.mark.parametrize("error", [None, OSError(28, "its files are not complete")])
+def test_a_stalled_worker_leaves_the_cell_to_the_one_that_took_it_over(
+    model: Model, tmp_path: Path, capsys: pytest.CaptureFixture[str], error: OSError | None
+):
+    """The second worker sees a claim of another host, without a heartbeat; the first may miss its files later."""
     second = Recorder()
     home = tmp_path / model.name
 
@@ -235,7 +241,9 @@ def test_a_stalled_worker_leaves_the_cell_to_the_one_that_took_it_over(model: Mo
         run(second, model, tmp_path)
         assert not folder.exists()
 
-    outcomes = run(first := Disturbed(is_taken_over), model, tmp_path)
+    first = Disturbed(is_taken_over)
+    first.fails = {CELLS[0]: error} if error else {}
+    outcomes = run(first, model, tmp_path)
     assert (first.seen, second.seen) == (CELLS[:1], CELLS)
     assert [(outcome.failure, outcome.log) for outcome in outcomes] == [(None, None)] * 3
     assert hidden(home) == []
