@@ -23,6 +23,8 @@ Submit = Callable[..., Later]
 
 ALONE_SECONDS = 1.0
 """So long this process works alone: other processes need about as long to start, and small inputs are done by then."""
+MANY_CALLS = 8
+"""So many for each process are no small input."""
 
 
 def cores() -> int:
@@ -62,7 +64,7 @@ class _Calls:
         return partial(self._value_of, call)
 
     def _value_of(self, call: Later) -> Any:
-        if self.pool is None and self.spent >= ALONE_SECONDS:
+        if self.pool is None and (self.spent >= ALONE_SECONDS or len(self.waiting) > MANY_CALLS * self.jobs):
             # Not forked: OpenMP does not survive that in a process that has used it.
             self.pool = ProcessPoolExecutor(self.jobs, multiprocessing.get_context("spawn"), _begin)
             self.waiting = {one: self.pool.submit(_on_one_thread, one) for one in self.waiting}
