@@ -74,7 +74,7 @@ def test_what_is_printed_says_where_the_numbers_come_from(table_file: Path, caps
 
 def test_what_a_fit_says_of_itself_is_printed(capsys: Output, tmp_path: Path) -> None:
     table = made_table(hidden=True, separation=0.0)
-    noise = {layer: np.random.default_rng(0).normal(size=(len(table.role), 16)) for layer in table.representations}
+    noise = np.random.default_rng(0).normal(size=(len(table.role), 1, 16)).repeat(2, axis=1)
     replace(table, representations=noise).save(tmp_path / "noise.parquet")
     assert main(["calibrate", str(tmp_path / "noise.parquet"), "--calibrators", "bc,proca_h"]) == 0
     printed = capsys.readouterr().out

@@ -84,7 +84,7 @@ def test_lm_evals_own_table_with_calibrated_rows(folder: Path, capsys: Output) -
     assert [line for line in printed.splitlines() if re.match(r"\| *(Tasks|Groups) ", line)]
     of_large = printed[: printed.index("org/small")]
     rows = rows_of(of_large, "all")
-    names = sorted({"none", *calibrators_of_documents(hidden_states=False)} - {"proca_a"})
+    names = sorted({"none", *calibrators_of_documents(representations=False)} - {"proca_a"})
     assert list(rows) == [(name, metric) for metric in ("acc", "recall_sd") for name in names]
     assert names[:2] == ["bc", "none"]
     assert not {"conca", "proca_h"} & set(names)  # logs have neither content-free inputs nor hidden states

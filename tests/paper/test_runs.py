@@ -100,8 +100,8 @@ def test_two_checkpoints_of_one_name_are_compared_each_with_itself(
             made = made_table(task, seed=number, separation=0.5, hidden=True, model=f"/m/{name}/checkpoint-1000")
             made = replace(made, record=replace(made.record, model_hash=name, seed=0))
             if not helps:
-                noise = np.random.default_rng(0).normal(size=(len(made.scores), 8))
-                made = replace(made, representations=dict.fromkeys(made.representations, noise))
+                noise = np.random.default_rng(0).normal(size=(len(made.scores), 1, 8)).repeat(2, axis=1)
+                made = replace(made, representations=noise)
             made.save(tmp_path / name / f"{task}.parquet")
     assert main(["analyze", "methods", str(tmp_path), "--output", str(tmp_path), "--param", "proca.n_init=2"]) == 0
     printed = capsys.readouterr().out
