@@ -112,10 +112,8 @@ def sole_writer(output: Path) -> Iterator[None]:
         home.mkdir(parents=True, exist_ok=True)
         claim = claims.take(home, key, "classify")
     if claim is None:
-        raise TextsError(
-            f"Another run writes {output} ({claims.holders(home).get(key) or 'it has just begun'}); wait for its end, or "
-            f"choose another output."
-        )
+        who = claims.holders(home).get(key) or "it has just begun"
+        raise TextsError(f"Another run writes {output} ({who}); wait for its end, or choose another output.")
     with claims.kept(claim):
         yield
 
