@@ -16,8 +16,8 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 
 from lm_eval_proca.calibration.base import Calibrator
-from lm_eval_proca.classify.fitting import AUTO, calibrated, calibrator_named, fit_scored
-from lm_eval_proca.classify.question import Question, Row, TextTask, rows_of_texts
+from lm_eval_proca.classify.fitting import AUTO, calibrated, calibrator_named, check_enough, fit_scored
+from lm_eval_proca.classify.question import Question, Row, TextTask, columns_of, rows_of_texts
 from lm_eval_proca.classify.scoring import Scored, Scorer
 from lm_eval_proca.classify.text_files import read_rows
 from lm_eval_proca.errors import ModelError, TextsError
@@ -221,13 +221,12 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
     @property
     def question(self) -> Question:
         """What the parameters ask of the model, checked."""
-        templates = (self.template,) if isinstance(self.template, str) else tuple(self.template)
         if isinstance(self.labels, str):
             raise TextsError("The labels must be a list of words, not one text.")
-        asked = Question(labels=tuple(self.labels), templates=templates, text=tuple(self.text or ()))
+        asked = Question(labels=tuple(self.labels), templates=self._templates, text=tuple(self.text or ()))
         return Question(
             labels=asked.labels,
-            templates=templates,
+            templates=asked.templates,
             description=self.description,
             demonstrations=_demonstrations(self.demonstrations, asked.columns),
             num_fewshot=self.num_fewshot,
@@ -236,6 +235,15 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
             text=asked.text,
             seed=self.seed,
         )
+
+    @property
+    def named_columns(self) -> tuple[str, ...]:
+        """Every column that the parameters name, whether or not they fit together."""
+        return tuple(dict.fromkeys((*(self.text or ()), *columns_of(self._templates))))
+
+    @property
+    def _templates(self) -> tuple[str, ...]:
+        return (self.template,) if isinstance(self.template, str) else tuple(self.template)
 
     @property
     def named_model(self) -> Model | None:
@@ -267,6 +275,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
 
     def fit_scores(self, scorer: Scorer, scored: Scored) -> np.ndarray:
         """Fit on rows that are scored; their cross-fitted log-probabilities, in the order of `labels`."""
+        check_enough(len(scored.rows), len(self.labels))
         fitted = fit_scored(scored, self.calibrator)
         self.classes_ = np.sort(np.array(self.labels))
         self.calibrator_, self.report_, self.blank_scores_ = fitted.calibrator, fitted.report, scorer.blank_scores

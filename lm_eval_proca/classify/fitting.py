@@ -41,12 +41,16 @@ class Fitted:
     report: dict[str, Any]
 
 
-def fit_scored(scored: Scored, given: str | Calibrator) -> Fitted:
-    if not scored.tables:
+def check_enough(texts: int, labels: int) -> None:
+    """Refuse fewer usable texts than a fit needs."""
+    if not texts:
         raise TextsError("None of the rows has a text that can be used; check the text column.")
-    least = ROWS_PER_LABEL * len(scored.tables[0].labels)
-    if len(scored.rows) < least:
-        raise TextsError(f"{len(scored.rows)} usable texts are too few to calibrate on; give at least {least}.")
+    if texts < (least := ROWS_PER_LABEL * labels):
+        raise TextsError(f"{texts} usable texts are too few to calibrate on; give at least {least}.")
+
+
+def fit_scored(scored: Scored, given: str | Calibrator) -> Fitted:
+    """Fit on enough rows, see :func:`check_enough`."""
     chosen = calibrator_named(given)
     if given == AUTO and scored.tables[0].representations is None:
         chosen = make_calibrator(ALWAYS, {})

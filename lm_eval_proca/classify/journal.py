@@ -19,8 +19,9 @@ import numpy as np
 from lm_eval_proca.classify.scoring import Scored
 from lm_eval_proca.errors import ScoreTableError, TextsError
 from lm_eval_proca.files import replacing
-from lm_eval_proca.scores.identity import IDENTITY_FILE, Identity, differences
+from lm_eval_proca.scores.identity import IDENTITY_FILE, Identity, differences, digest
 from lm_eval_proca.scores.score_table import ScoreTable
+from lm_eval_proca.sweep import claims
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,20 @@ class Journal:
 
     def end(self) -> None:
         shutil.rmtree(self.folder)
+
+
+@contextmanager
+def sole_writer(output: Path) -> Iterator[None]:
+    """Refuse a second run that writes the same output at the same time; a claim of a dead process does not count."""
+    home, key = output.parent, digest(output.name)
+    with _files_at(home):
+        home.mkdir(parents=True, exist_ok=True)
+        claim = claims.take(home, key, "classify")
+    if claim is None:
+        who = claims.holders(home).get(key) or "it has just begun"
+        raise TextsError(f"Another run writes {output} ({who}); wait for its end, or choose another output.")
+    with claims.kept(claim):
+        yield
 
 
 def _by_row(kept: dict[str, Any]) -> dict[int, Any]:

@@ -20,14 +20,14 @@ import pyarrow as pa
 from tqdm import tqdm
 
 from lm_eval_proca.classify.classifier import TextClassifier
-from lm_eval_proca.classify.fitting import calibrated
-from lm_eval_proca.classify.journal import Journal, Labeled
+from lm_eval_proca.classify.fitting import calibrated, check_enough
+from lm_eval_proca.classify.journal import Journal, Labeled, sole_writer
 from lm_eval_proca.classify.question import Row
 from lm_eval_proca.classify.scoring import CHUNK, Scored, Scorer, joined
 from lm_eval_proca.classify.text_files import Survey, chunks, ending, read_rows, survey, writing
 from lm_eval_proca.errors import TextsError
 from lm_eval_proca.files import replacing
-from lm_eval_proca.harness.documents import fixed_part
+from lm_eval_proca.harness.documents import fixed_part, no_column
 from lm_eval_proca.scores.identity import Identity, content, digest, run_identity
 
 ADDED = {"label": pa.string(), "probability": pa.float64(), "note": pa.string()}
@@ -85,23 +85,24 @@ def label_file(
 ) -> Outcome:
     """Write the rows of `source` with labels to `output`, and a report beside it; `save` keeps the classifier."""
     given, names = _checked(classifier, source, output)
-    journal = Journal.begin(output.with_name(f"{output.name}.partial"), _identity(classifier, source))
-    scorer = classifier.scorer_ if _is_fitted(classifier) else classifier.make_scorer()
-    outcome = Outcome(Counter(dict.fromkeys(classifier.labels, 0)))
-    unfinished = journal.folder / output.name
-    with (
-        tqdm(total=given.rows, desc="rows", unit="row", disable=not progress) as bar,
-        writing(unfinished, given, {names[name]: kind for name, kind in ADDED.items()}) as write,
-    ):
-        for rows, found in _labeled_chunks(classifier, scorer, source, given, journal, bar):
-            answers = {row: _answer(found, row, classifier.labels) for row in rows}
-            write([{**rows[row], **{names[key]: one for key, one in answers[row].items()}} for row in rows])
-            outcome.add(answers)
-    outcome.fit = classifier.report_
-    if save is not None:
-        classifier.save(save)
-    _publish(unfinished, output, outcome)
-    journal.end()
+    with sole_writer(output):
+        journal = Journal.begin(output.with_name(f"{output.name}.partial"), _identity(classifier, source))
+        scorer = classifier.scorer_ if _is_fitted(classifier) else classifier.make_scorer()
+        outcome = Outcome(Counter(dict.fromkeys(classifier.labels, 0)))
+        unfinished = journal.folder / output.name
+        with (
+            tqdm(total=given.rows, desc="rows", unit="row", disable=not progress) as bar,
+            writing(unfinished, given, {names[name]: kind for name, kind in ADDED.items()}) as write,
+        ):
+            for rows, found in _labeled_chunks(classifier, scorer, source, given, journal, bar):
+                answers = {row: _answer(found, row, classifier.labels) for row in rows}
+                write([{**rows[row], **{names[key]: one for key, one in answers[row].items()}} for row in rows])
+                outcome.add(answers)
+        outcome.fit = classifier.report_
+        if save is not None:
+            classifier.save(save)
+        _publish(unfinished, output, outcome)
+        journal.end()
     return outcome
 
 
@@ -143,14 +144,21 @@ def _fit(
     classifier: TextClassifier, scorer: Scorer, source: Path, given: Survey, journal: Journal, bar: tqdm
 ) -> Labeled:
     """Fit on a part of the rows; their cross-fitted labels."""
-    chosen = set(fixed_part(given.rows, classifier.fit_rows))
-    rows = ((number, row) for number, row in enumerate(read_rows(source)) if number in chosen)
     parts: list[Scored] = []
-    for number, chunk in enumerate(chunks(rows, CHUNK)):
+    for number, chunk in enumerate(chunks(_rows_to_fit(classifier, source, given), CHUNK)):
         parts.append(journal.scored(number, partial(scorer.score, dict(chunk))))
         bar.update(len(chunk))
     scored = joined(parts)
-    return Labeled.of(scored, classifier.fit_scores(scorer, scored))
+    try:
+        return Labeled.of(scored, classifier.fit_scores(scorer, scored))
+    except TextsError:  # the same command would end here again, and another one must not be in its way
+        journal.end()
+        raise
+
+
+def _rows_to_fit(classifier: TextClassifier, source: Path, given: Survey) -> Iterator[tuple[int, Row]]:
+    chosen = set(fixed_part(given.rows, classifier.fit_rows))
+    return ((number, row) for number, row in enumerate(read_rows(source)) if number in chosen)
 
 
 def _label(classifier: TextClassifier, scorer: Scorer, rows: NumberedRows) -> Labeled:
@@ -177,11 +185,12 @@ def _checked(classifier: TextClassifier, source: Path, output: Path) -> tuple[Su
     given = survey(source)
     if not given.rows:
         raise TextsError(f"{source} has no rows.")
-    if missing := [column for column in classifier.question.columns if column not in given.columns]:
-        raise TextsError(
-            f"{source} has no column {', '.join(missing)}; there are {', '.join(given.columns)}. A template shows a "
-            f"column in braces."
-        )
+    if missing := [column for column in classifier.named_columns if column not in given.columns]:
+        raise TextsError(f"{source} has {no_column(missing[0], given.columns)}")
+    if not _is_fitted(classifier):
+        question = classifier.question
+        texts = sum(question.can_ask(row) for _, row in _rows_to_fit(classifier, source, given))
+        check_enough(texts, len(question.labels))
     return given, _added_names(given, source)
 
 

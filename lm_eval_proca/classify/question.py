@@ -111,7 +111,7 @@ class Question:
     @cached_property
     def columns(self) -> tuple[str, ...]:
         """The columns that the templates show, in the order in which they appear."""
-        return tuple(dict.fromkeys(column for template in self.templates for column in _columns(template)))
+        return columns_of(self.templates)
 
     def doc(self, row: Row) -> UnlabeledDoc:
         """The document of a row, without the blanks around its texts; raises Unusable."""
@@ -121,6 +121,14 @@ class Question:
         if not any(texts[column] for column in self.text or self.columns):
             raise Unusable("is empty")
         return UnlabeledDoc({_name(column): text for column, text in texts.items()})
+
+    def can_ask(self, row: Row) -> bool:
+        """Whether a row has a text; the model may still find it too long."""
+        try:
+            self.doc(row)
+        except Unusable:
+            return False
+        return True
 
     @property
     def config(self) -> dict[str, Any]:
@@ -209,6 +217,11 @@ def rows_of_texts(texts: Any, columns: Sequence[str]) -> list[Row]:
 
 
 # ------------------------------------------------------------------ templates
+
+
+def columns_of(templates: Sequence[str]) -> tuple[str, ...]:
+    """The columns that templates show, in the order in which they appear."""
+    return tuple(dict.fromkeys(column for template in templates for column in _columns(template)))
 
 
 def _is_jinja(template: str) -> bool:

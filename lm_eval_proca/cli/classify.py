@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print("\nInterrupted. What was scored is kept; the same command goes on from here.", file=sys.stderr)
         return 130
-    for line in _said(outcome, args.output):
+    for line in _said(outcome, args.output, loaded=args.load is not None):
         print(line)
     if outcome.unusable:
         print(f"note: {unusable_in_words(outcome.unusable, 'row', first=1)}.", file=sys.stderr)
@@ -99,7 +99,10 @@ def _classifier(args: argparse.Namespace) -> TextClassifier:
             told = next(iter(given), "save")
             raise TextsError(f"--load brings its own question and fit; leave --{told} out.")
         return TextClassifier.load(args.load, model=args.model, model_args=model_args, **model)
-    if missing := [f"--{name}" for name in ("labels", "template") if name not in given]:
+    missing = [f"--{name}" for name in ("labels", "template") if name not in given]
+    if model_args is None and args.model in (None, BACKEND):  # a backend of somebody's own may need none
+        missing.append("--model_args pretrained=NAME")
+    if missing:
         raise TextsError(f"{' and '.join(missing)} must be given, or --load FOLDER.")
     params = calibrator_params(given.pop("param", []))
     return TextClassifier(
@@ -127,7 +130,7 @@ def _unescaped(text: str) -> str:
     return text.replace("\\n", "\n").replace("\\t", "\t")
 
 
-def _said(outcome: Outcome, output: Path) -> Iterator[str]:
+def _said(outcome: Outcome, output: Path, *, loaded: bool) -> Iterator[str]:
     fit, prompts = outcome.fit, outcome.fit["prompts"]
     asked = "" if prompts == 1 else f" under {prompts} prompts"
     yield (
@@ -141,7 +144,11 @@ def _said(outcome: Outcome, output: Path) -> Iterator[str]:
     if outcome.mean_probability is not None:
         yield f"mean probability of the labels: {outcome.mean_probability:.2f}"
     if fit["estimated_accuracy"] is not None:
-        yield f"estimated accuracy: {fit['estimated_accuracy']:.2f} (a guess without labels, ten points off or more)"
+        whose = "estimated accuracy of the fit, not of these rows" if loaded else "estimated accuracy"
+        yield (
+            f"{whose}: {fit['estimated_accuracy']:.2f} (a guess without labels, ten points off or more; label some "
+            f"rows yourself before you trust it)"
+        )
     for warning in fit["warnings"]:
         yield f"warning: {warning}"
     yield f"All of this is in {report_file(output)}."

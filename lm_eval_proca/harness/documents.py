@@ -6,7 +6,7 @@ import csv
 import json
 import random
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -22,7 +22,7 @@ from lm_eval.utils import apply_template
 
 from lm_eval_proca.errors import TaskError, did_you_mean
 from lm_eval_proca.harness.prompts import Prompt
-from lm_eval_proca.harness.settings import DATA_DIR_VARIABLE, Settings
+from lm_eval_proca.harness.settings import DATA_DIR_VARIABLE, FILE_FORMATS, Settings
 from lm_eval_proca.scores.identity import data_folder
 from lm_eval_proca.scores.record import EVALUATION_ROWS
 
@@ -33,9 +33,6 @@ EVAL_SEED = 0
 
 CONTENT_FREE_TEXTS = ("N/A", "", "[MASK]")
 """The three content-free inputs of contextual calibration (Zhao et al. 2021), which the paper compares with."""
-
-FILE_FORMATS = ("csv", "json", "parquet")
-"""What a `dataset_path` calls files of one's own."""
 
 ESTIMATE_FILE_KEY = "lm_eval_proca"
 """The first line of a generated estimate set is {ESTIMATE_FILE_KEY: provenance}; every other line is a document."""
@@ -153,8 +150,8 @@ def check_templates(config: TaskConfig, doc: Doc) -> None:
             raise TaskError(f"{config.task}: {key} is not a template that Jinja can read: {error}.") from error
 
 
-def no_column(name: str, doc: Mapping[str, Any]) -> str:
-    return f"no column {name}; there are {', '.join(doc)}.{did_you_mean(name, doc)}"
+def no_column(name: str, known: Collection[str]) -> str:
+    return f"no column {name}; there are {', '.join(known)}.{did_you_mean(name, known)}"
 
 
 def in_words(error: UndefinedError, doc: Mapping[str, Any]) -> str:

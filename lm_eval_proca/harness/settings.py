@@ -9,7 +9,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from typing import Any
 
@@ -19,11 +19,16 @@ from lm_eval_proca.errors import CalibrationError, TaskError, did_you_mean
 from lm_eval_proca.harness.prompts import KINDS, read_templates, template_of
 from lm_eval_proca.representations import Layer
 from lm_eval_proca.scores.fitting import RAW, calibrator_of_step
+from lm_eval_proca.scores.identity import data_folder, texts_in
 
 logger = logging.getLogger("lm_eval.proca")
 
 DATA_DIR_VARIABLE = "PROCA_DATA_DIR"
 PREFIX = "proca"
+FILE_FORMATS = ("csv", "json", "parquet")
+"""What a `dataset_path` calls files of one's own."""
+PLAIN_PATH = re.compile(r"[^*?\[{:~]+")
+"""Neither a pattern nor an address."""
 REPRESENTATIONS = ("auto", "layers", "probes", "none")
 
 
@@ -290,7 +295,22 @@ def check_tasks(specs: Sequence[Any], index: Mapping[str, Any], metadata: Mappin
     for config in _configs(specs, index, {}, set()):
         if "CalibratedTask" in str(config.get("class")):  # the class, or what lm-eval's index has for it: a path
             own = config.get("metadata")
-            set_up({**config, "metadata": {**(own if isinstance(own, dict) else {}), **metadata}})
+            check_files(set_up({**config, "metadata": {**(own if isinstance(own, dict) else {}), **metadata}}))
+
+
+def check_files(setup: TaskSetup) -> None:
+    """The files that a task names are there; addresses and patterns are left to `datasets`."""
+    settings, config = asdict(setup.settings), setup.config
+    named = [("estimate_file", file) for file in texts_in(settings["estimate_file"])]
+    options = config.get("dataset_kwargs") or {}
+    if config.get("dataset_path") in FILE_FORMATS and "data_dir" not in options and not data_folder(config, settings):
+        named += [("data_files", file) for file in texts_in(options.get("data_files")) if PLAIN_PATH.fullmatch(file)]
+    for key, file in named:
+        if not os.path.exists(file):
+            raise TaskError(
+                f"{config.get('task')}: {key} names {file}, which does not exist; a path is relative to the folder "
+                f"where lm_eval starts, here {os.getcwd()}."
+            )
 
 
 def _configs(

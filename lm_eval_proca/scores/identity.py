@@ -173,7 +173,7 @@ def _files(model: Part, config: Mapping[str, Any], settings: Mapping[str, Any]) 
     if (folder := data_folder(config, settings)) is not None:
         paths = sorted(folder.glob("*.jsonl")) or sorted(folder.rglob("*.*"))
         hashes["data_dir"] = [[path.name, content(path)] for path in paths]
-    for name in _texts([config.get("dataset_path"), config.get("dataset_kwargs")]):
+    for name in texts_in([config.get("dataset_path"), config.get("dataset_kwargs")]):
         if paths := sorted(Path(name).rglob("*.*") if os.path.isdir(name) else map(Path, glob(name))):
             hashes[name] = [[path.name, content(path)] for path in paths]
     if (estimate := settings.get("estimate_file")) is not None:
@@ -201,12 +201,13 @@ def data_folder(config: Mapping[str, Any], settings: Mapping[str, Any]) -> Path 
     return Path(given).expanduser() / (name or config.get("dataset_name") or Path(str(config.get("dataset_path"))).name)
 
 
-def _texts(value: Any) -> Iterator[str]:
+def texts_in(value: Any) -> Iterator[str]:
+    """A text, or those in lists and mappings of any depth."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, (dict, list)):
         for one in value.values() if isinstance(value, dict) else value:
-            yield from _texts(one)
+            yield from texts_in(one)
 
 
 def content(path: str | os.PathLike[str], blocks: int | None = None) -> str | None:

@@ -21,7 +21,7 @@ from lm_eval_proca.classify.scoring import CHUNK
 from lm_eval_proca.classify.text_files import read_rows
 from lm_eval_proca.errors import TextsError
 from tests.classify.conftest import LABELS, TEMPLATE
-from tests.conftest import ROOT, made_sentences
+from tests.conftest import ROOT, made_sentences, write_jsonl
 from tests.launch import SECONDS
 
 
@@ -193,6 +193,35 @@ def test_another_run_with_the_same_output_is_refused(tmp_path: Path):
     make_file(source, 2 * CHUNK, seed=1)
     with pytest.raises(TextsError, match=r"differs in run \(input\)"):
         label_file(classifier(Dying(9)), source, tmp_path / "out.csv", progress=False)
+
+
+def test_what_cannot_be_fitted_is_not_in_the_way_of_another_run(lm, tmp_path: Path):
+    """That texts are too long is known only after the model was asked."""
+    long = [{"body": "word " * 2000} for _ in range(20)]
+    write_jsonl(tmp_path / "long.jsonl", [*long, {"body": "short"}])
+    with pytest.raises(TextsError, match="1 usable texts are too few"):
+        label_file(classifier(lm), tmp_path / "long.jsonl", tmp_path / "out.csv", progress=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["long.jsonl"]
+    source = make_file(tmp_path / "texts.csv", 20)
+    assert label_file(classifier(lm), source, tmp_path / "out.csv", progress=False).labeled == 20
+
+
+def test_a_second_run_at_the_same_time_is_refused(tmp_path: Path):
+    source, refused = make_file(tmp_path / "texts.csv", 20), []
+
+    class Impatient(Hashing):
+        """Starts the same run again while it is asked."""
+
+        def loglikelihood(self, requests):
+            with pytest.raises(TextsError, match=f"Another run writes .*out.csv .*process {os.getpid()} on") as error:
+                label_file(classifier(Hashing()), source, tmp_path / "out.csv", progress=False)
+            refused.append(error)
+            return super().loglikelihood(requests)
+
+    assert label_file(classifier(Impatient()), source, tmp_path / "out.csv", progress=False).labeled == 20
+    assert refused
+    assert label_file(classifier(Hashing()), source, tmp_path / "out.csv", progress=False).labeled == 20
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
 def test_what_is_kept_may_be_damaged(tmp_path: Path):

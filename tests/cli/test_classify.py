@@ -16,11 +16,13 @@ from lm_eval_proca.cli import main
 from tests.conftest import ROOT, made_sentences, write_jsonl
 
 ASKED = ["--labels", "bad, good", "--template", r"Review: {body}\nSentiment:", "--device", "cpu"]
+NOWHERE = ["--model_args", "pretrained=/no/such/model"]
+"""Whoever loads it fails with another sentence."""
 
 
 @pytest.fixture
 def texts(tmp_path: Path) -> Path:
-    write_jsonl(tmp_path / "texts.jsonl", [{"body": row["sentence"]} for row in made_sentences(40, seed=5)])
+    write_jsonl(tmp_path / "texts.jsonl", [{"body": row["sentence"], "id": 1} for row in made_sentences(40, seed=5)])
     return tmp_path / "texts.jsonl"
 
 
@@ -33,6 +35,7 @@ def test_a_saved_folder_labels_new_rows_elsewhere(texts: Path, tiny_llama: Path,
     assert "40 of 41 rows labeled in" in said.out
     assert "by proca_h, fitted on 40 unlabeled rows." in said.out
     assert "estimated accuracy: 0." in said.out
+    assert "label some rows yourself before you trust it" in said.out
     assert "1 without a label: row 41 is empty." in said.err
     prompt = json.loads((tmp_path / "saved" / "classifier.json").read_text())["params"]
     assert prompt["template"] == ["Review: {body}\nSentiment:"]
@@ -41,6 +44,7 @@ def test_a_saved_folder_labels_new_rows_elsewhere(texts: Path, tiny_llama: Path,
     assert (
         main(["classify", str(texts), "--load", str(tmp_path / "saved"), "--output", str(tmp_path / "here.csv")]) == 0
     )
+    assert "estimated accuracy of the fit, not of these rows: 0." in capsys.readouterr().out
     elsewhere = tmp_path / "elsewhere"
     shutil.copytree(tmp_path / "saved", elsewhere / "saved")
     shutil.copy(texts, elsewhere / "new.jsonl")
@@ -66,25 +70,27 @@ def test_parameters_of_a_calibrator_and_several_templates(texts: Path, tiny_llam
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ([], "--labels and --template must be given, or --load FOLDER"),
+        (NOWHERE, "--labels and --template must be given, or --load FOLDER"),
+        (ASKED, "--model_args pretrained=NAME must be given, or --load FOLDER"),
         (["--load", "saved", "--labels", "a,b"], "--load brings its own question and fit; leave --labels out"),
         (["--load", "saved"], "saved holds no saved classifier"),
-        ([*ASKED, "--param", "bc.x=1"], "--param needs --calibrator"),
-        ([*ASKED, "--calibrator", "bcc"], "There is no calibrator named 'bcc'"),
-        ([*ASKED, "--calibrator", "conca"], "is not fitted on texts"),
-        (["--labels", "a,b", "--template", "{bdy}:"], "has no column bdy; there are body"),
-        ([*ASKED, "--text", "title"], "No template shows the text column title"),
+        ([*ASKED, *NOWHERE, "--param", "bc.x=1"], "--param needs --calibrator"),
+        ([*ASKED, *NOWHERE, "--calibrator", "bcc"], "There is no calibrator named 'bcc'"),
+        ([*ASKED, *NOWHERE, "--calibrator", "conca"], "is not fitted on texts"),
+        ([*ASKED, *NOWHERE, "--template", "{boddy}:"], "has no column boddy; there are body, id. Did you mean body?"),
+        ([*ASKED, *NOWHERE, "--text", "boddy"], "has no column boddy; there are body, id. Did you mean body?"),
+        ([*ASKED, *NOWHERE, "--text", "id"], "No template shows the text column id"),
+        ([*ASKED, *NOWHERE, "--labels", "a,b,c,d,e,f,g,h,i"], "40 usable texts are too few to calibrate on"),
     ],
 )
 def test_mistakes_are_told_before_a_model_is_loaded(arguments: list[str], sentence: str, texts: Path, tmp_path, capsys):
-    """No model is named, so that loading one would end in another sentence."""
     assert main(["classify", str(texts), *arguments, "--output", str(tmp_path / "out.csv")]) == 1
     assert sentence in capsys.readouterr().err
     assert not (tmp_path / "out.csv.partial").exists()
 
 
 def test_files_are_checked_first(texts: Path, tmp_path: Path, capsys):
-    assert main(["classify", str(texts), *ASKED, "--output", str(tmp_path / "out.txt")]) == 1
+    assert main(["classify", str(texts), *ASKED, *NOWHERE, "--output", str(tmp_path / "out.txt")]) == 1
     assert "must end in .csv, .jsonl, .parquet" in capsys.readouterr().err
-    assert main(["classify", str(texts), *ASKED, "--output", str(texts)]) == 1
+    assert main(["classify", str(texts), *ASKED, *NOWHERE, "--output", str(texts)]) == 1
     assert "is the file that is read" in capsys.readouterr().err

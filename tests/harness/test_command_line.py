@@ -143,6 +143,16 @@ def test_a_wrong_setting_is_told_before_the_model_is_loaded(lm_eval, monkeypatch
         ("own_tag", {"more": "metric_list: [{metric: acc_norm}]"}, "the metric acc_norm means nothing for calibrated"),
         ("own_*", {"drop": "text_fields"}, "calibration.text_fields is missing"),
         ("own_sentiment", {"text_fields": "[sentence]\n  estimat_seed: 3"}, "unknown setting estimat_seed in the `cal"),
+        (
+            "own_sentiment",
+            {"text_fields": "[sentence]\n  estimate_file: mine/rows.csv"},
+            "estimate_file names mine/rows.csv, which does not exist; a path is relative to the folder where lm_eval",
+        ),
+        (
+            "own_sentiment",
+            {"drop": "data_folder", "more": "dataset_path: csv\ndataset_kwargs: {data_files: {test: [mine.csv]}}"},
+            "data_files names mine.csv, which does not exist; a path is relative to the folder where lm_eval starts",
+        ),
     ],
 )
 def test_a_mistake_in_the_yaml_is_told_before_the_model_is_loaded(lm_eval, own_task, named, changed, sentence):
