@@ -28,7 +28,9 @@ def calibrate_sweep(paths: Sequence[str], calibrators_of: CalibratorsOf, output:
         )
     problems: list[str] = []
     calibrated = False
-    for file, target in tqdm(targets_of(paths, cells, output).items(), unit="cells", desc="calibrating", disable=None):
+    # Those that are there come first: where one of them is refused, nothing was written.
+    targets = sorted(targets_of(paths, cells, output).items(), key=lambda pair: not pair[1].exists())
+    for file, target in tqdm(targets, unit="cells", desc="calibrating", disable=None):
         try:
             run = recalibrate_cell(file, calibrators_of, target.parent)
             calibrated |= bool(run.calibrated)
