@@ -113,7 +113,7 @@ def _calibrate_tables(args: argparse.Namespace, calibrators_of: CalibratorsOf) -
             raise CalibrationError(f"Nothing was fitted, so {args.save} is not written; see the note above.")
         fitted[0].save(args.save)
         print(f"calibrator saved to {args.save}", file=sys.stderr)
-    nothing_made = bool(args.calibrators) and any(chosen) and not fitted
+    nothing_made = bool(args.calibrators) and any(chosen) and not fitted  # --calibrators none asks for none
     return 1 if nothing_made or any(table.not_finite() for _, table in tables) else 0
 
 
@@ -160,19 +160,22 @@ def _calibrate_folders(args: argparse.Namespace, params: fitting.Params, named: 
             f"name the samples_*.jsonl of a task."
         )
     calibrators = fitting.calibrators_of_documents(params, representations=False) if named is None else named
+    file_of_rows = args.output if args.output is not None and is_rows_file(args.output) else None
     numbers: list[dict[str, Any]] = []
+    made: set[str] = set()
 
     def note(task: FittedTask) -> None:
-        rows = fitting.measured(task.table, task.fits)
-        numbers.extend(_row(str(task.log.path), task.table, row) for row in rows)
+        made.update(task.fits)
+        if file_of_rows is not None:
+            rows = fitting.measured(task.table, task.fits)
+            numbers.extend(_row(str(task.log.path), task.table, row) for row in rows)
 
     options: dict[str, Any] = {"asked": bool(args.calibrators), "together": args.together, "bias": args.bias}
-    options["jobs"] = args.jobs or cores()
-    if args.output is None or not is_rows_file(args.output):
-        return calibrate_folders(args.files, calibrators, args.output, **options)
-    status = calibrate_folders(args.files, calibrators, None, note=note, **options)
-    _write(numbers, args.output)
-    return status
+    options |= {"jobs": args.jobs or cores(), "note": note}
+    status = calibrate_folders(args.files, calibrators, None if file_of_rows else args.output, **options)
+    if file_of_rows is not None:
+        _write(numbers, file_of_rows)
+    return 1 if named and not made else status
 
 
 def _chosen(args: argparse.Namespace) -> tuple[fitting.Params, Calibrators | None]:

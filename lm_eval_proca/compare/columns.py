@@ -187,7 +187,7 @@ def _why_replaced(newest: Run, old: Run) -> str:
     differs += ["estimate rows"] * (bool(a.estimate_size or b.estimate_size) and a.unlabeled_hash != b.unlabeled_hash)
     how = f" with different {' and '.join(differs)}" if differs else ""
     what = f"{newest.task}, {newest.shots} shots, seed {newest.seed} of {newest.model}"
-    if newest.date == old.date and not differs:
+    if (newest.date, newest.file.name) == (old.date, old.file.name) and not differs:
         return (
             f"{what} is one run, calibrated more than once: {newest.file}, named later, counts where {old.file} has "
             f"the same row; `lm-eval-proca calibrate --calibrators … --output DIR` puts all rows into one folder."
