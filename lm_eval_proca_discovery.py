@@ -138,8 +138,23 @@ def _end_in_a_sentence(harness):
 
             logging.getLogger("lm_eval.proca").debug("The error in full:", exc_info=True)
             sys.exit(f"lm_eval: {error}")
+        except ValueError as error:
+            begin, _, missing = str(error).partition("Tasks not found: ")
+            if begin or not missing or not all(name.startswith("proca") for name in missing.split(", ")):
+                raise
+            sys.exit(f"lm_eval: {_no_such_task(missing)}")
 
     harness.HarnessCLI.execute = execute
+
+
+def _no_such_task(missing):
+    from pathlib import Path
+
+    from lm_eval_proca.errors import did_you_mean
+
+    ours = sorted(file.stem for file in Path(task_configs_path()).rglob("proca*.yaml"))
+    near = did_you_mean(missing.partition(",")[0], ours)
+    return f"there is no task {missing}; `lm-eval-proca tasks 'proca*'` lists ours.{near}"
 
 
 def _add_models(models):

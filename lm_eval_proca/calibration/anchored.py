@@ -41,6 +41,7 @@ from scipy.optimize import brentq
 from scipy.special import log_softmax, softmax
 
 from lm_eval_proca.calibration.base import Allowed, Array, Calibrator, number, whole_number
+from lm_eval_proca.calibration.registry import registered_name
 from lm_eval_proca.calibration.representation import principal_components
 from lm_eval_proca.errors import CalibrationError
 from lm_eval_proca.representations import unit_scale
@@ -229,9 +230,10 @@ class AnchoredCalibrator(Calibrator):
                 f"{self.prior!r}."
             )
         if n_labels < self.min_labels and np.allclose(shares, 1 / n_labels):
+            name = registered_name(type(self)) or type(self).__name__
             raise CalibrationError(
-                f"With up to {self.min_labels - 1} labels {type(self).__name__} is batch calibration; take that (bc), "
-                f"or give unequal shares of the labels as `prior`."
+                f"With up to {self.min_labels - 1} labels {name} is batch calibration; take that (bc), or give unequal "
+                f"shares of the labels as `prior`."
             )
         return (None if named and self.prior == "estimated" else np.log(shares)), shares
 

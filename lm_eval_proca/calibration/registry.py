@@ -73,7 +73,9 @@ def get_calibrator(name: str) -> type[Calibrator]:
     if name not in CALIBRATORS:
         known = ", ".join(sorted(CALIBRATORS))
         near = did_you_mean(name, CALIBRATORS)
-        raise CalibrationError(f"There is no calibrator named {name!r}; the known ones are {known}.{near}")
+        raise CalibrationError(
+            f"There is no calibrator named {name!r}; the known ones are {known} and none, the raw scores.{near}"
+        )
     return pkgutil.resolve_name(CALIBRATORS[name])
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -49,9 +50,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"there is no command {argv[0]}; --help lists them.{did_you_mean(argv[0], COMMANDS)}")
     args = parser.parse_args(argv)
     try:
-        return args.run(args)
+        status = args.run(args)
+        sys.stdout.flush()  # here, where a reader that has gone is noticed in time
+        return status
     except ProcaError as error:
         print(f"lm-eval-proca {called}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:
+        # The reader, e.g. `head`, has enough. Python flushes stdout once more when it ends, which must not fail again;
+        # the status is the one that the shell gives to programs that end with SIGPIPE.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141

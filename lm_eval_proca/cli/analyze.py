@@ -14,6 +14,7 @@ from lm_eval_proca import distributed
 from lm_eval_proca.calibration.base import Calibrator
 from lm_eval_proca.calibration.registry import CALIBRATORS
 from lm_eval_proca.cli.options import (
+    WholeNumbers,
     add_backend_options,
     add_param_option,
     calibrator_params,
@@ -21,7 +22,6 @@ from lm_eval_proca.cli.options import (
     names,
     positive,
     settings_of,
-    whole_number,
 )
 from lm_eval_proca.compare.formats.tabular import text_table, write_rows
 from lm_eval_proca.distributed import is_first_process
@@ -57,8 +57,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_backend_options(runs, batch_size="auto")
     add = runs.add_argument
     add("--tasks", nargs="+", help="other tasks than the paper's: names, groups or patterns")
-    add("--num_fewshot", nargs="+", type=whole_number, metavar="N", help="other numbers of shots than the paper's")
-    add("--seeds", nargs="+", type=whole_number, metavar="S", help="other seeds (prompts) than 0 1 2 ...")
+    add("--num_fewshot", nargs="+", action=WholeNumbers, metavar="N", help="other numbers of shots than the paper's")
+    add("--seeds", nargs="+", action=WholeNumbers, metavar="S", help="other seeds (prompts) than 0 1 2 ...")
     add("--limit", type=positive, metavar="N", help="evaluate only N documents per run")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from lm_eval_proca.errors import CalibrationError, ResultsError
 from lm_eval_proca.runs.finished import FittedTask
 from lm_eval_proca.runs.output_folder import visible_files
 from lm_eval_proca.runs.processes import cores, processes
+from lm_eval_proca.runs.recalibrated import CalibratorsOf
 from lm_eval_proca.runs.score_files import find_score_tables, read_run
 from lm_eval_proca.scores import fitting
 from lm_eval_proca.scores.fitting import Measured
@@ -28,6 +29,8 @@ from lm_eval_proca.scores.score_table import NO_GOLD, ScoreTable
 HEADINGS = {"accuracy": "accuracy", "macro_f1": "macro-F1", "brier": "Brier", "calibration_error": "calibration error"}
 
 Calibrators = Mapping[str, Calibrator]
+Recalibrated = tuple[list[Measured], dict[str, str]]
+"""The rows of a table, and why calibrators have none."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -79,6 +82,11 @@ def run(args: argparse.Namespace) -> int:
         if args.save is not None:
             raise ResultsError("--save keeps the calibrator of one file; leave it or the folder --output out.")
         return calibrate_sweep(args.files, calibrators_of, args.output, bias=args.bias)
+    return _calibrate_tables(args, calibrators_of)
+
+
+def _calibrate_tables(args: argparse.Namespace, calibrators_of: CalibratorsOf) -> int:
+    """Print the numbers of every score table or log; 1 if one is not finite, or no calibrator that is named fits."""
     tables = [(path, read_run(path)) for path in find_score_tables(args.files)]
     chosen = [calibrators_of(table) for _, table in tables]
     if args.save is not None and (count := sum(map(len, chosen))) != 1:
@@ -86,30 +94,32 @@ def run(args: argparse.Namespace) -> int:
             f"--save keeps one calibrator, these would be {count}; name one file and one calibrator, e.g. "
             f"--calibrators proca."
         )
-    written: list[dict[str, Any]] = []
+    found: Iterable[Recalibrated] = _recalibrated(tables, chosen, args.jobs)
+    if args.output is not None:  # before anything is printed, which a pipe to `head` would end
+        found = list(found)
+        pairs = zip(tables, found, strict=True)
+        _write([_row(str(path), table, row) for (path, table), (rows, _) in pairs for row in rows], args.output)
     fitted: list[Calibrator] = []
-    for (path, table), (measured, failures) in zip(tables, _recalibrated(tables, chosen, args.jobs), strict=True):
+    for (path, table), (measured, failures) in zip(tables, found, strict=True):
         print(f"{_headline(table)}\n{path}")
         _print(table, measured, failures, by_label=args.bias or len(tables) == 1)
         if (reason := table.not_finite()) is not None:
             print(f"lm-eval-proca calibrate: {path} lacks calibrated rows. {reason}.", file=sys.stderr)
-        written += [_row(str(path), table, row) for row in measured]
         fitted += [row.fit.calibrator for row in measured if row.fit is not None]
     for note in could_be_together(tables):
         print(f"note: {note}")
-    if args.output is not None:
-        _write(written, args.output)
     if args.save is not None:
         if not fitted:
             raise CalibrationError(f"Nothing was fitted, so {args.save} is not written; see the note above.")
         fitted[0].save(args.save)
         print(f"calibrator saved to {args.save}", file=sys.stderr)
-    return 1 if any(table.not_finite() for _, table in tables) else 0
+    nothing_made = bool(args.calibrators) and any(chosen) and not fitted  # --calibrators none asks for none
+    return 1 if nothing_made or any(table.not_finite() for _, table in tables) else 0
 
 
 def _recalibrated(
     tables: Sequence[tuple[Path, ScoreTable]], chosen: Sequence[Calibrators], jobs: int | None
-) -> Iterator[tuple[list[Measured], dict[str, str]]]:
+) -> Iterator[Recalibrated]:
     with processes(min(jobs or cores(), len(tables))) as submit:
         begun = [submit(fitting.recalibrate, table, some) for (_, table), some in zip(tables, chosen, strict=True)]
         yield from (finish() for finish in begun)
@@ -150,19 +160,22 @@ def _calibrate_folders(args: argparse.Namespace, params: fitting.Params, named: 
             f"name the samples_*.jsonl of a task."
         )
     calibrators = fitting.calibrators_of_documents(params, representations=False) if named is None else named
+    file_of_rows = args.output if args.output is not None and is_rows_file(args.output) else None
     numbers: list[dict[str, Any]] = []
+    made: set[str] = set()
 
     def note(task: FittedTask) -> None:
-        rows = fitting.measured(task.table, task.fits)
-        numbers.extend(_row(str(task.log.path), task.table, row) for row in rows)
+        made.update(task.fits)
+        if file_of_rows is not None:
+            rows = fitting.measured(task.table, task.fits)
+            numbers.extend(_row(str(task.log.path), task.table, row) for row in rows)
 
     options: dict[str, Any] = {"asked": bool(args.calibrators), "together": args.together, "bias": args.bias}
-    options["jobs"] = args.jobs or cores()
-    if args.output is None or not is_rows_file(args.output):
-        return calibrate_folders(args.files, calibrators, args.output, **options)
-    status = calibrate_folders(args.files, calibrators, None, note=note, **options)
-    _write(numbers, args.output)
-    return status
+    options |= {"jobs": args.jobs or cores(), "note": note}
+    status = calibrate_folders(args.files, calibrators, None if file_of_rows else args.output, **options)
+    if file_of_rows is not None:
+        _write(numbers, file_of_rows)
+    return 1 if named and not made else status
 
 
 def _chosen(args: argparse.Namespace) -> tuple[fitting.Params, Calibrators | None]:

@@ -59,9 +59,9 @@ def calibrate_folders(
             try:
                 if isinstance(run, ResultsError):
                     raise run
-                _print(run, bias=bias)
                 if targets:
                     write_results(run, targets[file])
+                _print(run, bias=bias)
                 problems += [f"{one.task} of {file} was skipped: {one.reason}." for one in run.skipped]
             except ResultsError as error:
                 problems.append(str(error))

@@ -19,7 +19,7 @@ from lm_eval_proca.runs.writing import CannotWrite
 
 
 def calibrate_sweep(paths: Sequence[str], calibrators_of: CalibratorsOf, output: str, *, bias: bool) -> int:
-    """Write every cell below `output`, then print the leaderboard of all; 1 if a cell was skipped."""
+    """Write every cell below `output`, then print their leaderboard; 1 if a cell was skipped or no fit succeeded."""
     cells = [file for file in result_files(paths) if is_cell(file)]
     if not cells:
         raise ResultsError(
@@ -27,11 +27,14 @@ def calibrate_sweep(paths: Sequence[str], calibrators_of: CalibratorsOf, output:
             f"numbers of score tables alone, let --output end in .json or .csv."
         )
     problems: list[str] = []
-    calibrated = False
-    for file, target in tqdm(targets_of(paths, cells, output).items(), unit="cells", desc="calibrating", disable=None):
+    calibrated = failed = False
+    # Those that are there come first: where one of them is refused, nothing was written.
+    targets = sorted(targets_of(paths, cells, output).items(), key=lambda pair: not pair[1].exists())
+    for file, target in tqdm(targets, unit="cells", desc="calibrating", disable=None):
         try:
             run = recalibrate_cell(file, calibrators_of, target.parent)
             calibrated |= bool(run.calibrated)
+            failed |= bool(run.failures)
             tqdm.write(_in_words(run, bias=bias))
         except CannotWrite:
             raise
@@ -42,7 +45,7 @@ def calibrate_sweep(paths: Sequence[str], calibrators_of: CalibratorsOf, output:
     print(f"{len(cells) - len(problems)} cells written to {output}, which `compare` takes", file=sys.stderr)
     for problem in problems:
         print(f"lm-eval-proca calibrate: {problem}", file=sys.stderr)
-    return 1 if problems else 0
+    return 1 if problems or (failed and not calibrated) else 0
 
 
 def _in_words(run: CalibratedRun, *, bias: bool) -> str:

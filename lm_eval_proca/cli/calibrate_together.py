@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,21 +37,23 @@ def calibrate_sets(args: argparse.Namespace, calibrators_of: CalibratorsOf) -> i
             f"--save keeps the ensemble of one calibrator, these would be {count}; name the files of one set and one "
             f"calibrator, e.g. --calibrators proca."
         )
-    problems, rows = list(reasons), []
+    problems = list(reasons)
     with processes(min(args.jobs or cores(), len(sets))) as submit:
         begun = [
             submit(calibrate_together, [one.table for one in prompts], calibrators)
             for prompts, calibrators in zip(sets, chosen, strict=True)
         ]
-        for prompts, finish in zip(sets, begun, strict=True):
-            together = finish()
+        found: Iterable[Together] = (finish() for finish in begun)
+        if args.output is not None:  # before anything is printed, which a pipe to `head` would end
+            found = list(found)
+            _write(
+                [row for one, together in zip(sets, found, strict=True) for row in _rows(one, together)], args.output
+            )
+        for prompts, together in zip(sets, found, strict=True):
             _print(prompts, together, by_prompt=len(sets) == 1)
-            rows += list(_rows(prompts, together))
             problems += [
                 f"{one.name} lacks calibrated rows. {reason}." for one in prompts if (reason := one.table.not_finite())
             ]
-    if args.output is not None:
-        _write(rows, args.output)
     if args.save is not None:
         _save(together, next(iter(chosen[0])), args.save)
     for problem in problems:

@@ -46,10 +46,10 @@ def run(args: argparse.Namespace) -> int:
     calibrated = _calibrated(files, ["*"] if args.groups else patterns, args.jobs or cores())
     report = compare(files, patterns, calibrated, groups=args.groups)
     format_ = args.format or SUFFIXES.get(Path(args.output or "").suffix.lower(), "terminal")
-    _write_tables(report, format_, args.output)
-    if args.html is not None:
+    if args.html is not None:  # before anything is printed, which a pipe to `head` would end
         write_file(render_page(report), args.html)
         print(f"page written to {args.html}", file=sys.stderr)
+    _write_tables(report, format_, args.output)
     _say(report, shown=args.output is None and format_ in WITH_NOTICES)
     return SOMETHING_SKIPPED if report.damaged else 0
 

@@ -124,3 +124,15 @@ def _at_least(least: int, text: str) -> int:
 
 
 whole_number, positive = partial(_at_least, 0), partial(_at_least, 1)
+
+
+class WholeNumbers(argparse.Action):
+    """Whole numbers, separated by spaces or commas."""
+
+    def __call__(
+        self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: str | None = None
+    ) -> None:
+        try:
+            setattr(namespace, self.dest, [whole_number(one) for one in names(values) or values])
+        except argparse.ArgumentTypeError as error:
+            raise argparse.ArgumentError(self, str(error)) from error

@@ -12,7 +12,7 @@ import datasets
 from lm_eval.utils import setup_logging
 
 from lm_eval_proca import distributed
-from lm_eval_proca.cli.options import add_backend_options, model_of, names, positive, settings_of, whole_number
+from lm_eval_proca.cli.options import WholeNumbers, add_backend_options, model_of, names, positive, settings_of
 from lm_eval_proca.distributed import is_first_process
 from lm_eval_proca.errors import ModelError
 from lm_eval_proca.metrics import grouped
@@ -34,8 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_backend_options(parser, batch_size="auto", action="append", required=True, help=once_per_model)
     add = parser.add_argument
     add("--tasks", nargs="+", default=PAPER_TASKS, help="tasks, groups or patterns (default: the paper's nine)")
-    add("--num_fewshot", nargs="+", type=whole_number, default=PAPER_SHOTS, metavar="N", help="default: 0 1 4 8")
-    add("--seeds", nargs="+", type=whole_number, default=PAPER_SEEDS, metavar="S", help="default: 0 1 2 3 4")
+    add("--num_fewshot", nargs="+", action=WholeNumbers, default=PAPER_SHOTS, metavar="N", help="default: 0 1 4 8")
+    add("--seeds", nargs="+", action=WholeNumbers, default=PAPER_SEEDS, metavar="S", help="default: 0 1 2 3 4")
     add("--limit", type=positive, metavar="N", help="evaluate only N documents per task")
     add(
         "--estimate",

@@ -169,13 +169,15 @@ def _newest(measurements: Iterable[Measurement]) -> tuple[list[Measurement], lis
     for competing in alike.values():
         # Raw and contextual accuracy do not depend on the estimate set: the sampled run's stand for both.
         sampled = [one for one in competing if not one.run.record.generated] or competing
-        *older, newest = sorted(sampled, key=lambda one: (one.run.date, str(one.run.file)))
+        *older, newest = sorted(sampled, key=lambda one: one.run.date)  # of the same date, the later named
         kept.append(newest)
         replaced |= {(newest.run, one.run): None for one in older}
     notices = [Notice("duplicate", _why_replaced(newest, old)) for newest, old in replaced]
     if len(notices) > SHOWN_DUPLICATES:
         more = len(notices) - SHOWN_DUPLICATES
-        notices[SHOWN_DUPLICATES:] = [Notice("duplicate", f"{more} more results do not count, newer ones do.")]
+        notices[SHOWN_DUPLICATES:] = [
+            Notice("duplicate", f"{more} more results do not count, newer or later named ones do.")
+        ]
     return kept, notices
 
 
@@ -185,6 +187,11 @@ def _why_replaced(newest: Run, old: Run) -> str:
     differs += ["estimate rows"] * (bool(a.estimate_size or b.estimate_size) and a.unlabeled_hash != b.unlabeled_hash)
     how = f" with different {' and '.join(differs)}" if differs else ""
     what = f"{newest.task}, {newest.shots} shots, seed {newest.seed} of {newest.model}"
+    if (newest.date, newest.file.name) == (old.date, old.file.name) and not differs:
+        return (
+            f"{what} is one run, calibrated more than once: {newest.file}, named later, counts where {old.file} has "
+            f"the same row; `lm-eval-proca calibrate --calibrators … --output DIR` puts all rows into one folder."
+        )
     return f"{what} was run more than once{how}: {newest.file} is newer and counts, {old.file} does not."
 
 

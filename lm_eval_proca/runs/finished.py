@@ -39,7 +39,10 @@ from lm_eval_proca.scores.record import RunRecord, documents_hash
 from lm_eval_proca.scores.score_table import NO_GOLD, ScoreTable
 from lm_eval_proca.scores.together import Prompts
 
-CALIBRATED_IN_RUN = "calibrated by the run itself"
+CALIBRATED_IN_RUN = (
+    "calibrated by the run itself; for other calibrators give its score tables (--metadata proca.scores_dir=DIR keeps "
+    "them), or the sweep folder that it is in"
+)
 NO_CHOICES = "they do not score choices"
 
 

@@ -34,11 +34,17 @@ def result_files(folders: Iterable[str | Path]) -> list[Path]:
         if not found:
             raise ResultsError(
                 f"{folder} holds no results_DATE.json with a date as in results_2026-01-31T12-00-00.json; give folders "
-                f"that `lm_eval --output_path` wrote, or renamed files themselves."
+                f"that `lm_eval --output_path` wrote, or renamed files themselves.{_score_tables_in(folder)}"
             )
         for path in found:
             files.setdefault(path.resolve(), path)
     return list(files.values())
+
+
+def _score_tables_in(folder: Path) -> str:
+    """The end of a sentence about a folder without results: what takes the score tables that it holds."""
+    calibrate = f"`lm-eval-proca calibrate {folder}` takes them, and --output FILE.json keeps their numbers"
+    return f" It holds score tables: {calibrate}." if visible_files(folder, "*.parquet") else ""
 
 
 def visible_files(folder: Path, pattern: str) -> list[Path]:

@@ -6,6 +6,7 @@ has the same files, with the rows of other calibrators in place of the calibrate
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
@@ -20,7 +21,7 @@ from lm_eval_proca.runs.finished import CalibratedRun, FittedTask, add_rows
 from lm_eval_proca.runs.finished_together import add_rows_over_prompts
 from lm_eval_proca.runs.output_folder import read_document, record_of, samples_file
 from lm_eval_proca.runs.sample_logs import read_log
-from lm_eval_proca.runs.writing import write_results, write_samples
+from lm_eval_proca.runs.writing import CannotWrite, write_results, write_samples
 from lm_eval_proca.scores.fitting import recorded
 from lm_eval_proca.scores.identity import IDENTITY_FILE
 from lm_eval_proca.scores.prompt_sets import calibrate_together
@@ -42,10 +43,12 @@ def recalibrate_cell(results: Path, calibrators_of: CalibratorsOf, target: Path)
     document = read_document(results)
     tables = _tables(results, document)
     calibrators, name = calibrators_of(tables[0]), tables[0].record.task
+    filters = _filters(calibrators)
+    _refuse_other_filters(target / results.name, name, filters)
     together = calibrate_together(tables, calibrators)
     record = recorded(tables[0], together.fits[0], together.failures)
     several = len(tables) > 1
-    record = replace(record, filters=_filters(calibrators), together=together.report if several else {})
+    record = replace(record, filters=filters, together=together.report if several else {})
     log = read_log(samples_file(results, name), document, name)
     before = _calibrated_before(record_of(document["configs"][name], name))
     prompts = together.methods if several else {}
@@ -88,6 +91,27 @@ def _filters(calibrators: Mapping[str, Calibrator]) -> dict[str, Any]:
         params = {key: value for key, value in calibrator.get_params().items() if value != default[key]}
         steps[name] = [{"function": registered_name(type(calibrator)), **params}]
     return steps
+
+
+def _refuse_other_filters(there: Path, task: str, filters: Mapping[str, Any]) -> None:
+    """A result that is there may be written again, but not be replaced by that of other calibrators."""
+    if not there.exists():
+        return
+    before = record_of(read_document(there)["configs"].get(task, {}), task).filters
+    if before != json.loads(json.dumps(filters)):  # as the file has them: lists for tuples
+        raise CannotWrite(
+            f"{there} was calibrated with other calibrators or parameters ({_in_words(before)}; now "
+            f"{_in_words(filters)}) and is not replaced; name another --output, or ask for all of them in one command."
+        )
+
+
+def _in_words(filters: Mapping[str, Any]) -> str:
+    """`bc, proca n_init=3`"""
+    given = {
+        name: [f" {key}={value}" for step in steps for key, value in step.items() if key != "function"]
+        for name, steps in filters.items()
+    }
+    return ", ".join("".join([name, *params]) for name, params in given.items()) or "none"
 
 
 def _calibrated_before(record: RunRecord) -> frozenset[str]:

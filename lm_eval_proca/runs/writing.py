@@ -23,7 +23,7 @@ from lm_eval_proca.scores.gold import NO_GOLD
 
 
 class CannotWrite(ResultsError):
-    """A folder that takes no files: no other result could be written there either."""
+    """A folder that takes no files, or not these: no other result could be written there either."""
 
 
 def check_folder(folder: Path) -> None:

@@ -265,3 +265,25 @@ def test_a_log_without_gold_labels_is_calibrated_and_measured_by_nothing(tmp_pat
     assert "note: 60 evaluation rows have no gold label" in capsys.readouterr().out
     assert {row["accuracy"] for row in json.loads(kept.read_text())} == {None}
     assert saved.is_file()
+
+
+def test_nothing_of_what_was_asked_for_is_exit_code_1(table_file: Path, capsys: Output) -> None:
+    assert main(["calibrate", str(table_file), "--calibrators", "none,proca_a"]) == 1
+    assert "no row for proca_a: With up to 5 labels proca_a is batch calibration" in capsys.readouterr().out
+    assert main(["calibrate", str(table_file), "--calibrators", "bc,proca_a"]) == 0
+    assert main(["calibrate", str(table_file), "--calibrators", "none"]) == 0
+
+
+def test_a_reader_that_leaves_costs_no_number(tmp_path: Path) -> None:
+    """More is printed than a pipe holds, as `| head -3` would leave it."""
+    for seed in range(36):
+        made_table(labels=16, eval_rows=40, seed=seed).save(tmp_path / "scores" / f"{seed}.parquet")
+    command = [sys.executable, "-m", "lm_eval_proca.cli", "calibrate", str(tmp_path / "scores"), "--bias"]
+    command += ["--calibrators", "bc", "--output", str(tmp_path / "again.json")]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        process.stdout.readline()
+        process.stdout.close()
+        said = process.stderr.read()
+    assert process.returncode == 141
+    assert said == f"numbers written to {tmp_path / 'again.json'}\n"
+    assert len(json.loads((tmp_path / "again.json").read_text())) == 72

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import argparse
+import os
 import subprocess
 import sys
 from contextlib import suppress
@@ -9,6 +11,7 @@ import pytest
 
 from lm_eval_proca import __version__
 from lm_eval_proca.cli import COMMANDS, main
+from lm_eval_proca.cli.options import WholeNumbers
 from lm_eval_proca.errors import ModelError
 
 
@@ -88,3 +91,30 @@ def test_a_name_that_is_nearly_right(
     with suppress(SystemExit):  # of argparse
         assert main(argv) == 1
     assert f"Did you mean {meant}" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_reader_that_leaves_before_anything_is_printed_ends_it_quietly() -> None:
+    """Little is printed only when Python ends, which is when most programs fail to notice."""
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "lm_eval_proca.cli", "tasks-path"]
+    root = Path(__file__).resolve().parents[2]
+    with os.fdopen(write, "wb") as nobody:
+        done = subprocess.run(command, cwd=root, stdout=nobody, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.parametrize("given", [["0,4", "8"], ["0", "4", "8"], ["0,4,8"]])
+def test_numbers_are_separated_by_spaces_or_commas(given: list[str]) -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seeds", nargs="+", action=WholeNumbers)
+    assert parser.parse_args(["--seeds", *given]).seeds == [0, 4, 8]
+
+
+@pytest.mark.parametrize("given", ["0,x", "-1", ","])
+def test_what_is_no_list_of_whole_numbers_is_refused(given: str, capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seeds", nargs="+", action=WholeNumbers)
+    with pytest.raises(SystemExit):
+        parser.parse_args([f"--seeds={given}"])
+    assert "argument --seeds: " in capsys.readouterr().err

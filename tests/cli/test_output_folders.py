@@ -115,7 +115,9 @@ def test_what_is_written_is_a_folder_of_lm_eval_that_compare_takes(
     assert all(one["against_raw"]["tests"] for one in compared["leaderboards"][0]["standings"] if one["method"] == "bc")
     # Once calibrated, always calibrated.
     assert main(["calibrate", str(output), "--output", str(tmp_path / "again")]) == 0
-    assert "2 tasks unchanged (physics, algebra): calibrated by the run itself." in capsys.readouterr().out
+    assert main(["calibrate", str(output), "--calibrators", "none,proca"]) == 1, "nothing that was asked for"
+    said = capsys.readouterr().out
+    assert "2 tasks unchanged (physics, algebra): calibrated by the run itself; for other calibrators give " in said
 
 
 def test_compare_does_both_steps(folder: Path, calibrated: Path, tmp_path: Path, capsys: Output) -> None:

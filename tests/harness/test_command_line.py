@@ -114,6 +114,14 @@ def test_a_mistake_ends_the_command_with_its_sentence(lm_eval, arguments, senten
         lm_eval("--limit", "5", *arguments)
 
 
+def test_a_task_of_ours_that_is_nearly_right(lm_eval):
+    with pytest.raises(SystemExit, match=r"^lm_eval: there is no task proca_dmo; .*\. Did you mean proca_demo\?$"):
+        lm_eval("--tasks", "proca_dmo")
+    for others in ("proca_dmo,nobodys_task", "nobodys_task"):
+        with pytest.raises(ValueError, match=f"^Tasks not found: {others.replace(',', ', ')}$"):  # as lm-eval says it
+            lm_eval("--tasks", others)
+
+
 @pytest.mark.parametrize(
     ("setting", "sentence"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -128,4 +129,37 @@ def test_score_tables_without_results_cannot_be_a_sweep(sweep: Path, tmp_path: P
     (tmp_path / "tables").mkdir()
     (tmp_path / "tables" / table.name).write_bytes(table.read_bytes())
     assert main(["calibrate", str(tmp_path / "tables"), "--output", str(tmp_path / "new")]) == 1
-    assert "holds no results_DATE.json" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "holds no results_DATE.json" in said
+    assert f"It holds score tables: `lm-eval-proca calibrate {tmp_path / 'tables'}` takes them" in said
+
+
+def test_a_result_of_other_calibrators_is_not_replaced(sweep: Path, tmp_path: Path, capsys: Output) -> None:
+    again = ["calibrate", str(sweep), "--output", str(tmp_path / "again"), "--param", "proca.n_init=2"]
+    assert main([*again, "--calibrators", "none,proca"]) == 0
+    before = results_of(tmp_path / "again")
+    missing = next((tmp_path / "again").rglob("results_*.json"))
+    missing.unlink()  # it could be written, but the other could not
+    for other in (["proca,bc"], ["proca", "--param", "proca.n_init=3"]):
+        capsys.readouterr()
+        assert main([*again, "--calibrators", *other]) == 1
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "was calibrated with other calibrators or parameters (proca n_init=2; now proca n_init=" in line
+        assert not missing.exists()
+    assert main([*again, "--calibrators", "proca"]) == 0, "the same ones are written again"
+    after = results_of(tmp_path / "again")
+    assert {cell: accuracies(one) for cell, one in after.items()} == {c: accuracies(b) for c, b in before.items()}
+
+
+def test_a_sweep_and_its_recalibration_are_one_run(sweep: Path, tmp_path: Path) -> None:
+    """Of rows that both have, those of the folder named later count, whatever the names of the folders."""
+    cell, again = next(sweep.rglob("*prompts=2*")), tmp_path / "again"
+    assert main(["calibrate", str(cell), "--calibrators", "bc", "--output", str(again)]) == 0
+    for first, second in ((cell, again), (again, cell)):
+        (text,) = [notice.text for notice in compare([first, second]).notices if notice.kind == "duplicate"]
+        assert re.search(f"is one run, calibrated more than once: {second}/.*, named later, counts", text)
+
+
+def test_a_sweep_without_any_row_that_was_asked_for_is_exit_code_1(sweep: Path, tmp_path: Path, capsys: Output) -> None:
+    assert main(["calibrate", str(sweep), "--calibrators", "proca_a", "--output", str(tmp_path / "none")]) == 1
+    assert "no row for proca_a: With up to 5 labels proca_a is batch calibration" in capsys.readouterr().out
