@@ -98,12 +98,12 @@ class ScoredDocument:
 
     document: Document
     scores: list[float]
-    truncated: bool | None
+    truncated: bool | None = None
     """None where the model does not tell."""
-    representation: Representation
-    values: np.ndarray | None
+    representation: Representation = Representation()
+    values: np.ndarray | None = None
     """Of shape (views, width)."""
-    missing: str
+    missing: str = ""
     """Why there is no representation."""
 
 

@@ -112,7 +112,7 @@ def test_a_strong_anchor_is_not_left() -> None:
 
 @pytest.mark.parametrize("prior", ["uniform", "estimated", [0.2] * 5])
 def test_up_to_five_labels_are_left_to_batch_calibration(prior: object) -> None:
-    with pytest.raises(CalibrationError, match=r"up to 5 labels AnchoredCalibrator is batch calibration; take that"):
+    with pytest.raises(CalibrationError, match=r"up to 5 labels proca_a is batch calibration; take that"):
         AnchoredCalibrator(prior=prior).fit(Documents(300, 5).scores)
     assert AnchoredCalibrator().fit(Documents(300, AnchoredCalibrator.min_labels).scores).n_iter_ > 0
     assert fitted(Documents(300, RepresentationCalibrator.min_labels)).n_iter_ > 0
