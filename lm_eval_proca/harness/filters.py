@@ -100,7 +100,7 @@ class ScoredDocument:
     scores: list[float]
     truncated: bool | None = None
     """None where the model does not tell."""
-    representation: Representation = Representation()
+    representation: Representation = Answered.representation
     values: np.ndarray | None = None
     """Of shape (views, width)."""
     missing: str = ""
