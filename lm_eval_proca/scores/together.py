@@ -62,12 +62,10 @@ class Prompts:
     @property
     def kappa(self) -> float:
         """Fleiss' kappa of the prompts: 1 if they always agree, 0 if only as often as chance would have it."""
-        return _fleiss_kappa(self.predicted, self.log_proba.shape[2])
-
-    def others_agree(self, k: int) -> bool:
-        """Whether there are several other prompts, which agree with each other."""
-        others = np.delete(self.predicted, k, axis=0)
-        return len(others) > 1 and _fleiss_kappa(others, self.log_proba.shape[2]) >= LEAST_KAPPA
+        prompts, documents, labels = self.log_proba.shape
+        votes = np.stack([np.bincount(column, minlength=labels) for column in self.predicted.T])
+        alike = (votes * (votes - 1)).sum() / (documents * prompts * (prompts - 1))
+        return _beyond_chance(alike, np.square(votes.mean(axis=0) / prompts).sum())
 
     @property
     def kappas(self) -> list[float]:
@@ -95,13 +93,6 @@ class Prompts:
         The mean of its own labels' is an estimate of each prompt's accuracy.
         """
         return np.take_along_axis(np.exp(self.together), predicted.T, axis=1).T
-
-
-def _fleiss_kappa(predicted: np.ndarray, labels: int) -> float:
-    prompts, documents = predicted.shape
-    votes = np.stack([np.bincount(column, minlength=labels) for column in predicted.T])
-    alike = (votes * (votes - 1)).sum() / (documents * prompts * (prompts - 1))
-    return _beyond_chance(alike, np.square(votes.mean(axis=0) / prompts).sum())
 
 
 def _beyond_chance(agreement: float, by_chance: float) -> float:
@@ -169,8 +160,7 @@ def report(methods: Mapping[str, Prompts], gold: np.ndarray) -> dict[str, Any]:
 def doubts(prompts: Prompts, reference: Prompts) -> dict[int, str]:
     """Prompts that cannot be trusted, each in a sentence.
 
-    All prompts together speak for the reference, by more than documents scatter; or the prompt stands apart from
-    others that do agree. Where no two agree, none of them is the one that is wrong.
+    All prompts together speak for the reference, by more than documents scatter; or the prompt hardly agrees with them.
     """
     own, others = (prompts.probability_of(one.predicted) for one in (prompts, reference))
     found = {}
@@ -181,7 +171,7 @@ def doubts(prompts: Prompts, reference: Prompts) -> dict[int, str]:
                 f"Prompt {k} has gone wrong: all prompts together find its labels {own[k].mean():.1%} probable, those "
                 f"of batch calibration under the same prompt {others[k].mean():.1%}."
             )
-        elif kappa < LEAST_KAPPA and prompts.others_agree(k):
+        elif kappa < LEAST_KAPPA:
             found[k] = (
                 f"Prompt {k} stands apart: it gives only {prompts.agreement[k]:.0%} of the documents the label of all "
                 f"prompts together."
