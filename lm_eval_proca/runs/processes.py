@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -71,6 +72,9 @@ class _Calls:
         future, begin = self.waiting.pop(call), time.monotonic()
         try:
             return call() if future is None else future.result()
+        except BrokenProcessPool:
+            time.sleep(1.0)  # Ctrl-C may have ended the others first: it is then raised here
+            raise
         finally:
             self.spent += time.monotonic() - begin
 
