@@ -14,18 +14,20 @@ from lm_eval.utils import setup_logging
 from lm_eval_proca import distributed
 from lm_eval_proca.cli.options import WholeNumbers, add_backend_options, model_of, names, positive, settings_of
 from lm_eval_proca.distributed import is_first_process
-from lm_eval_proca.errors import ModelError
+from lm_eval_proca.errors import ModelError, TaskError
 from lm_eval_proca.metrics import grouped
 from lm_eval_proca.sweep import claims
 from lm_eval_proca.sweep.cell import Cell, Model, earlier_runs, unfinished_cells
 from lm_eval_proca.sweep.generation import evaluate_generating
 from lm_eval_proca.sweep.grid import Grid, Prompts, estimate_cost, render_prompts, token_counter
 from lm_eval_proca.sweep.runner import KEPT, Failure, Outcome, evaluate_cell, run_cells
+from lm_eval_proca.sweep.self_labelled import evaluate_self_labelled, first_pass
 
 PAPER_SHOTS = (0, 1, 4, 8)
 PAPER_SEEDS = (0, 1, 2, 3, 4)
 PAPER_TASKS = ("proca",)  # the group of the nine
 GENERATED = "generated"
+SELF = "self"
 Tokens = dict[Cell, float]
 
 
@@ -43,6 +45,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="split",
         help=f"where unlabeled inputs come from: the train split, or the model itself ({GENERATED}: ProCa-g)",
     )
+    add(
+        "--demonstrations",
+        choices=["split", SELF],
+        default="split",
+        help="who labels the demonstrations: the few-shot split, or the model itself in a first pass at 0 shots "
+        f"({SELF}: no label is needed)",
+    )
     what = "gets one folder per model and in it one per cell"
     add("--output_path", required=True, type=Path, metavar="DIR", help=what)
     add("--dry-run", action="store_true", help="print the plan with an estimate of tokens and who runs what, and stop")
@@ -54,16 +63,25 @@ def run(args: argparse.Namespace) -> int:
     datasets.disable_progress_bars()
     distributed.join()
     generated = args.estimate == GENERATED
-    grid = Grid(names(args.tasks), args.num_fewshot, args.seeds, settings_of(args), generated)
-    cells, models = grid.cells(args.include_path, args.limit), _models(args)
+    self_labelled = args.demonstrations == SELF
+    if generated and self_labelled:
+        raise TaskError(f"--estimate {GENERATED} and --demonstrations {SELF} do not go together; leave one out.")
+    if self_labelled and min(args.num_fewshot) < 1:
+        raise TaskError(f"--demonstrations {SELF} needs --num_fewshot 1 or more, the demonstrations of each prompt.")
+    grid = Grid(names(args.tasks), args.num_fewshot, args.seeds, settings_of(args), generated, self_labelled)
+    last, models = grid.cells(args.include_path, args.limit), _models(args)
+    passes = [list(dict.fromkeys(map(first_pass, last))), last] if self_labelled else [last]
+    cells = [cell for some in passes for cell in some]
     work = _print_plan(cells, models, args) if is_first_process() else {}
     if args.dry_run:
         return 0
-    evaluate = evaluate_generating if generated else evaluate_cell
+    ordinary = evaluate_generating if generated else evaluate_cell
     outcomes: list[Outcome] = []
     try:
         for model in models:
-            outcomes += run_cells(cells, model, args.output_path, evaluate=evaluate, work=work.get(model.name))
+            for some in passes:
+                evaluate = evaluate_self_labelled if some[0].self_labelled else ordinary
+                outcomes += run_cells(some, model, args.output_path, evaluate=evaluate, work=work.get(model.name))
             model.unload()
     except KeyboardInterrupt:
         print(f"\nInterrupted. {KEPT}", file=sys.stderr)

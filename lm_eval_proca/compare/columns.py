@@ -131,6 +131,7 @@ def _conditions(run: Run) -> Words:
     counts, order = record.demonstration_counts, record.order_seed
     chosen = [f"demonstrations {'/'.join(map(str, counts))}"] if counts is not None else []
     chosen += [f"order {order}"] if order is not None else []
+    chosen += ["self-labelled demonstrations"] if record.demonstrated_by else []
     return (
         f"version {record.task_version}",
         "no limit" if record.limit is None else f"limit {record.limit:g}",

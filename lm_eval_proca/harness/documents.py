@@ -54,6 +54,12 @@ class UnlabeledDoc(Doc):
     """A document without a target. Its label column, if it had one, was removed."""
 
 
+class SelfLabelledDoc(Doc):
+    """A demonstration whose label a model has given; `target` is the index of that label."""
+
+    target: int
+
+
 @dataclass(frozen=True)
 class UnlabeledRows:
     """The rows that calibrators are fitted on, and where they come from: a split, a file, or the evaluation rows.
@@ -226,6 +232,51 @@ def read_estimate_file(
     return provenance, docs
 
 
+@dataclass(frozen=True)
+class DemonstrationFile:
+    """Demonstrations that a model has labeled itself, and where they come from; see sweep/self_labelled.py.
+
+    `prompts` says of each document which prompt shows it. Prompt 0 shows none: it is the one that gave the labels.
+    """
+
+    provenance: Mapping[str, Any]
+    docs: Sequence[SelfLabelledDoc]
+    prompts: Sequence[int]
+
+    @property
+    def n_prompts(self) -> int:
+        return 1 + max(self.prompts, default=0)
+
+
+def read_demonstration_file(
+    path: str, *, task: str, text_fields: Sequence[str], labels: Sequence[str]
+) -> DemonstrationFile:
+    """JSON Lines: the provenance, then a line per demonstration with its texts, `label` and `prompt`."""
+    try:
+        rows = list(_json_rows(path, task))
+    except (OSError, UnicodeDecodeError) as error:
+        raise TaskError(f"{task}: cannot read proca.demonstration_file={path} ({error}).") from error
+    if not rows or not isinstance(provenance := rows.pop(0)[1].get(ESTIMATE_FILE_KEY), dict):
+        raise TaskError(
+            f"{task}: {path} is no file of self-labelled demonstrations; `lm-eval-proca sweep --demonstrations self` "
+            f"writes one."
+        )
+    if provenance.get("task") != task:
+        raise TaskError(f"{task}: the demonstrations of {path} are for the task {provenance.get('task')}.")
+    docs, prompts = [], []
+    for number, row in rows:
+        missing = [name for name in text_fields if not isinstance(row.get(name), str)]
+        if missing or row.get("label") not in labels or not isinstance(row.get("prompt"), int) or row["prompt"] < 1:
+            raise TaskError(
+                f"{task}: line {number} of {path} is no demonstration; it needs the texts {', '.join(text_fields)}, a "
+                f"label of {', '.join(labels)}, and the number of its prompt from 1 on."
+            )
+        docs.append(SelfLabelledDoc({name: row[name] for name in text_fields}))
+        docs[-1].target = list(labels).index(row["label"])
+        prompts.append(row["prompt"])
+    return DemonstrationFile(provenance, docs, prompts)
+
+
 def _json_rows(path: str, task: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """The rows with the numbers of their lines."""
     # Not splitlines(): a text may hold U+2028 and other characters that end a line there, but not in JSON Lines.
@@ -369,3 +420,21 @@ class OnePromptSampler(ContextSampler):
                 if not any(wanted):
                     break
         return drawn
+
+
+class FileSampler(OnePromptSampler):
+    """Gives every prompt the demonstrations that a file has for it, and prompt 0 none."""
+
+    def __init__(self, file: DemonstrationFile, *, task: str, allowed: Callable[[Doc], bool]) -> None:
+        super().__init__(file.docs, task=task, allowed=allowed, label_of=lambda row: row.target)  # type: ignore[attr-defined]
+        self.file = file
+
+    def indices(self, n: int) -> list[int]:
+        number = self.prompt.number
+        found = [i for i, prompt in enumerate(self.file.prompts) if prompt == number]
+        if number and len(found) != n:
+            raise TaskError(
+                f"{self.task}: proca.demonstration_file has {len(found)} demonstrations for prompt {number}, but "
+                f"--num_fewshot is {n}; make the two agree."
+            )
+        return found

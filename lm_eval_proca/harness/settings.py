@@ -19,7 +19,7 @@ from lm_eval_proca.errors import CalibrationError, TaskError, did_you_mean
 from lm_eval_proca.harness.prompts import KINDS, read_templates, template_of
 from lm_eval_proca.representations import Layer
 from lm_eval_proca.scores.fitting import RAW, calibrator_of_step
-from lm_eval_proca.scores.identity import data_folder, texts_in
+from lm_eval_proca.scores.identity import FILE_SETTINGS, data_folder, texts_in
 
 logger = logging.getLogger("lm_eval.proca")
 
@@ -52,6 +52,8 @@ class Settings:
     """Folder with local copies of the datasets, instead of the hub."""
     data_folder: str | None = None
     """Name of this dataset's folder in `data_dir`; by default the hub's name of the dataset."""
+    demonstration_file: str | None = None
+    """JSON Lines file of demonstrations that the model has labeled itself, for one prompt or several."""
     demonstration_counts: tuple[int, ...] | None = None
     """Number of demonstrations per label id, e.g. 3/5; by default they are drawn regardless of their label."""
     order_seed: int | None = None
@@ -221,6 +223,7 @@ READERS: dict[str, Callable[[str, str, Any], Any]] = {
     "eval_size": _size,
     "data_dir": _text,
     "data_folder": _text,
+    "demonstration_file": _text,
     "demonstration_counts": _counts,
     "order_seed": _whole_number,
     "prompts": _size,
@@ -301,7 +304,7 @@ def check_tasks(specs: Sequence[Any], index: Mapping[str, Any], metadata: Mappin
 def check_files(setup: TaskSetup) -> None:
     """The files that a task names are there; addresses and patterns are left to `datasets`."""
     settings, config = asdict(setup.settings), setup.config
-    named = [("estimate_file", file) for file in texts_in(settings["estimate_file"])]
+    named = [(key, file) for key in FILE_SETTINGS for file in texts_in(settings[key])]
     options = config.get("dataset_kwargs") or {}
     if config.get("dataset_path") in FILE_FORMATS and "data_dir" not in options and not data_folder(config, settings):
         named += [("data_files", file) for file in texts_in(options.get("data_files")) if PLAIN_PATH.fullmatch(file)]

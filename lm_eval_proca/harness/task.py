@@ -24,9 +24,12 @@ from lm_eval_proca.crossed import crossed_mean
 from lm_eval_proca.distributed import is_first_process
 from lm_eval_proca.errors import DistributedError, TaskError
 from lm_eval_proca.harness.documents import (
+    DemonstrationFile,
     Doc,
     Document,
+    FileSampler,
     OnePromptSampler,
+    SelfLabelledDoc,
     UnlabeledDoc,
     UnlabeledRows,
     check_dataset,
@@ -37,6 +40,7 @@ from lm_eval_proca.harness.documents import (
     in_one_line,
     in_words,
     local_folder,
+    read_demonstration_file,
     read_estimate_file,
     read_files,
     read_folder,
@@ -51,7 +55,7 @@ from lm_eval_proca.harness.filters import (
     give_out,
     let_go,
 )
-from lm_eval_proca.harness.prompts import Prompt, kind_of_prompts, make_prompts, template_of
+from lm_eval_proca.harness.prompts import DEMONSTRATIONS, Prompt, kind_of_prompts, make_prompts, template_of
 from lm_eval_proca.harness.settings import MEANINGLESS_METRICS, Settings, check_labels, set_up
 from lm_eval_proca.representations import Layer
 from lm_eval_proca.scores.fitting import suited
@@ -293,16 +297,44 @@ class CalibratedTask(Calibrated):
         check_labels(name, self.labels, self.settings)
         if not setup.chosen:
             self._leave_out(self.calibrators.keys() - suited(self.calibrators, len(self.labels)).keys())
-        self.sampler = OnePromptSampler(
+        self.sampler = self._make_sampler()
+        self.set_fewshot_seed(DEFAULT_SEED)
+
+    def _make_sampler(self) -> OnePromptSampler:
+        def allowed(row: Doc) -> bool:
+            return self.text_of(row) not in self.evaluated_texts and self._can_be_shown(row)
+
+        if self.settings.demonstration_file is not None:
+            return FileSampler(self._self_labelled(), task=self.task_name, allowed=allowed)
+        return OnePromptSampler(
             self._fewshot_pool(),
-            task=name,
-            allowed=lambda row: self.text_of(row) not in self.evaluated_texts and self._can_be_shown(row),
+            task=self.task_name,
+            allowed=allowed,
             label_of=self.gold,
             counts=self.settings.demonstration_counts,
             order_seed=self.settings.order_seed,
             first=self.fewshot_cfg.sampler == "first_n",
         )
-        self.set_fewshot_seed(DEFAULT_SEED)
+
+    def _self_labelled(self) -> DemonstrationFile:
+        """The demonstrations of a file; columns that it does not have are those of the first document."""
+        settings, path = self.settings, str(self.settings.demonstration_file)
+        chosen: dict[str, Any] = {"prompts": settings.prompts > 1, "vary": settings.vary, "template": settings.template}
+        chosen |= {"demonstration_counts": settings.demonstration_counts, "order_seed": settings.order_seed}
+        if other := [key for key, given in chosen.items() if given]:
+            raise TaskError(
+                f"{self.task_name}: proca.demonstration_file decides the prompts; leave proca.{other[0]} out."
+            )
+        file = read_demonstration_file(path, task=self.task_name, text_fields=settings.text_fields, labels=self.labels)
+        blank = without_label(self.eval_docs[0], self.label_column)
+        for doc in file.docs:
+            if self.text_of(doc) in self.evaluated_texts:
+                raise TaskError(
+                    f"{self.task_name}: {path} demonstrates a document that is evaluated; take it out of the file."
+                )
+            for column, value in blank.items():
+                doc.setdefault(column, value)
+        return file
 
     def _leave_out(self, names: Collection[str]) -> None:
         """Default filters that are not for so few labels."""
@@ -378,6 +410,8 @@ class CalibratedTask(Calibrated):
         """As in lm-eval, which asks for the target of every document, also of those that have none."""
         if isinstance(doc, UnlabeledDoc):
             return None
+        if isinstance(doc, SelfLabelledDoc):
+            return doc.target if self._has_label_ids else self.labels[doc.target]
         found = super().doc_to_target(doc, doc_to_target)
         # A column of whole numbers with empty cells is read as one of decimal numbers.
         return int(found) if isinstance(found, float) and found.is_integer() else found
@@ -453,6 +487,10 @@ class CalibratedTask(Calibrated):
     def _make_prompts(self) -> list[Prompt]:
         settings, shots, name = self.settings, self.config.num_fewshot or 0, self.task_name
         self.vary = None
+        if isinstance(self.sampler, FileSampler):
+            count = self.sampler.file.n_prompts
+            self.vary = DEMONSTRATIONS if count > 1 else None
+            return [Prompt(k) for k in range(count)]
         if settings.prompts == 1:
             return [Prompt()]
         if settings.template is not None:
@@ -489,7 +527,7 @@ class CalibratedTask(Calibrated):
         }
         blank = content_free_docs(self.eval_docs[0], self.settings.text_fields, self.label_column)
         roles = {calibrator.fits_on for calibrator in self.calibrators.values()}
-        unlabeled = self._unlabeled_rows() if "estimate" in roles or self.settings.estimate_file else UnlabeledRows()
+        unlabeled = self.unlabeled_rows() if "estimate" in roles or self.settings.estimate_file else UnlabeledRows()
         if "content_free" in roles or self.settings.estimate_file:
             self._check_shown_columns(blank[0], options)
         further: dict[int, Doc] = {}
@@ -507,6 +545,7 @@ class CalibratedTask(Calibrated):
             seed=self.sampler.seed,
             limit=limit,
             eval_rows=len(evaluated),
+            demonstrated_by=self.sampler.file.provenance if isinstance(self.sampler, FileSampler) else {},
             demonstration_counts=self.settings.demonstration_counts,
             order_seed=self.settings.order_seed,
             prompts=len(self.prompts),
@@ -548,7 +587,7 @@ class CalibratedTask(Calibrated):
             with self.asking(prompt):
                 yield from map(self.text_of, self.sampler.sample(self.config.num_fewshot or 0))
 
-    def _unlabeled_rows(self) -> UnlabeledRows:
+    def unlabeled_rows(self) -> UnlabeledRows:
         """The estimate set: rows of a file or of a split that are neither demonstrations nor evaluated."""
         forbidden, settings = {*self._demonstrated(), *self.evaluated_texts}, self.settings
         seed = self.sampler.seed if settings.estimate_seed is None else settings.estimate_seed
@@ -657,7 +696,11 @@ class CalibratedTask(Calibrated):
 
     def _prompts_in_words(self) -> str:
         count = len(self.prompts)
-        return "one prompt" if count == 1 else f"each of {count} prompts (other {self.vary})"
+        if count == 1:
+            return "one prompt"
+        own = "one without demonstrations, others with self-labelled ones"
+        told = own if isinstance(self.sampler, FileSampler) else f"other {self.vary}"
+        return f"each of {count} prompts ({told})"
 
     def _missing_demonstrations(self) -> str | None:
         """Which labels no demonstration shows, unless that was asked for."""

@@ -150,6 +150,12 @@ def fit(calibrator: Calibrator, table: ScoreTable, *, rows: np.ndarray | None = 
     return Fit(fitted, documents, log_proba, FOLDS)
 
 
+def label_documents(calibrator: Calibrator, table: ScoreTable, role: str) -> np.ndarray:
+    """Log-probabilities of the labels that a calibrator, fitted on a table, gives to its documents of a role."""
+    fitted = fit(calibrator, table).calibrator
+    return fitted.predict_log_proba(**_given(table, fitted, role))
+
+
 def predictions(table: ScoreTable, fits: Mapping[str, Fit]) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     """Name, label probabilities and predicted labels of the raw scores and of every fit, for the evaluation rows."""
     scores = table.scores_of("eval")

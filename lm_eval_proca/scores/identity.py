@@ -52,6 +52,9 @@ MAY_BE_FOLDERS = (*NAMES_OF_WEIGHTS, "peft", "delta", "tokenizer")
 MODEL_FILES = frozenset({".safetensors", ".bin", ".gguf", ".pt", ".pth", ".json", ".model", ".txt", ".jinja", ".py"})
 """Weights, configuration, tokenizer, chat template, and the code that `trust_remote_code` runs."""
 
+FILE_SETTINGS = ("estimate_file", "demonstration_file")
+"""Settings that name a file: its content counts, not its place."""
+
 BLOCK = 1 << 16
 SAMPLED_BLOCKS = 16
 """Weights are too large to be read for a hash."""
@@ -176,8 +179,9 @@ def _files(model: Part, config: Mapping[str, Any], settings: Mapping[str, Any]) 
     for name in texts_in([config.get("dataset_path"), config.get("dataset_kwargs")]):
         if paths := sorted(Path(name).rglob("*.*") if os.path.isdir(name) else map(Path, glob(name))):
             hashes[name] = [[path.name, content(path)] for path in paths]
-    if (estimate := settings.get("estimate_file")) is not None:
-        hashes["estimate_file"] = content(estimate)
+    for key in FILE_SETTINGS:
+        if (file := settings.get(key)) is not None:
+            hashes[key] = content(file)
     for key in MAY_BE_FOLDERS:
         if files := _model_files(Path(model.get(key) or "None")):
             hashes[key] = [[name, content(path, SAMPLED_BLOCKS)] for name, path in files.items()]
@@ -255,7 +259,7 @@ def run_identity(
     """
     settings = {key: value for key, value in settings.items() if (key, value) != ("calibrators", None)}
     config = task_config(task_file, overrides) if task_file else {}
-    places = ("scores_dir", "data_dir", "data_folder", "estimate_file")
+    places = ("scores_dir", "data_dir", "data_folder", *FILE_SETTINGS)
     return {
         "model": model,
         "task": _described({key: value for key, value in config.items() if key != "calibration"}),

@@ -15,7 +15,7 @@ from typing import Any
 from lm_eval_proca.errors import ResultsError
 from lm_eval_proca.metrics import LabelCounts
 
-FORMAT = 4
+FORMAT = 5
 """Raise this when you add, remove or redefine a field. Records of another format are refused."""
 
 EVALUATION_ROWS = "evaluation rows, cross-fitted"
@@ -50,6 +50,8 @@ class RunRecord:
     estimate_seed: int | None = None
     generated_by: Json = field(default_factory=dict)
     demonstrations: tuple[int, ...] | None = None
+    demonstrated_by: Json = field(default_factory=dict)
+    """Where demonstrations come from that a model has labeled itself: see :mod:`lm_eval_proca.sweep.self_labelled`."""
     demonstration_counts: tuple[int, ...] | None = None
     order_seed: int | None = None
     prompts: int = 1

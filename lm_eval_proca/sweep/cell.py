@@ -22,6 +22,7 @@ from lm_eval_proca.errors import ModelError, ScoreTableError, TaskError
 from lm_eval_proca.harness.settings import DATA_DIR_VARIABLE, PREFIX, read_settings, settings_of_run
 from lm_eval_proca.scores.identity import (
     BACKEND,
+    FILE_SETTINGS,
     IDENTITY_FILE,
     Identity,
     Part,
@@ -38,13 +39,16 @@ from lm_eval_proca.sweep.task_files import TaskFile
 GivenSettings = tuple[tuple[str, Any], ...]
 """`proca.*` settings as (key, value) pairs, e.g. `(("order_seed", 7),)`."""
 
-PATH_SETTINGS = ("data_dir", "estimate_file")
+PATH_SETTINGS = ("data_dir", *FILE_SETTINGS)
 LONGEST_NAME = 200  # of the 255 bytes that file systems allow; the hidden folder and the log file add a few
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What decides a run, apart from the model; `generated` says that the model writes the estimate set."""
+    """What decides a run, apart from the model.
+
+    `generated` says that the model writes the estimate set, `self_labelled` that it labels the demonstrations.
+    """
 
     task: str
     file: TaskFile
@@ -53,6 +57,7 @@ class Cell:
     limit: int | None = None
     settings: GivenSettings = ()
     generated: bool = False
+    self_labelled: bool = False
 
     def __post_init__(self) -> None:
         settings = dict(self.settings)
@@ -66,6 +71,7 @@ class Cell:
         parts = [self.task, f"{self.num_fewshot}shot", f"seed{self.seed}"]
         parts += [] if self.limit is None else [f"limit{self.limit}"]
         parts += ["generated"] if self.generated else []
+        parts += ["self-labelled"] if self.self_labelled else []
         settings = (f"{key}={value}" for key, value in self.settings if key not in PATH_SETTINGS)
         return _readable([*parts, *settings])
 
@@ -76,6 +82,8 @@ class Cell:
         run: Part = {"num_fewshot": self.num_fewshot, "seed": self.seed, "limit": self.limit}
         if self.generated:  # rows that are sampled together share random numbers
             run |= {"estimate_set": "generated", "batch_size": model.batch_size}
+        if self.self_labelled:
+            run["demonstrations"] = "self-labelled"
         return run_identity(model.identity, self.file.path, asdict(settings), self.file.overrides, **run)
 
 

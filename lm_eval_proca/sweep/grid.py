@@ -13,6 +13,7 @@ from lm_eval_proca.harness.documents import CONTENT_FREE_TEXTS
 from lm_eval_proca.metrics import grouped
 from lm_eval_proca.sweep.cell import Cell, GivenSettings, Model
 from lm_eval_proca.sweep.runner import Failure, load_task
+from lm_eval_proca.sweep.self_labelled import prompts_of
 from lm_eval_proca.sweep.task_files import find_task_files
 
 PROMPTS_RENDERED = 8
@@ -30,6 +31,7 @@ class Grid:
     seeds: Sequence[int] = (0, 1, 2, 3, 4)
     settings: GivenSettings = ()
     generated: bool = False
+    self_labelled: bool = False
     orders: int = 0
     """If any: every proportion of positive demonstrations in so many orders, a cell for each (two labels)."""
 
@@ -37,7 +39,7 @@ class Grid:
         """Each cell once; seeds vary fastest, so that a table fills row by row."""
         files = find_task_files(self.tasks, include_path)
         cells = [
-            Cell(task, file, shots, seed, limit, (*self.settings, *varied), self.generated)
+            Cell(task, file, shots, seed, limit, (*self.settings, *varied), self.generated, self.self_labelled)
             for (task, file), shots, seed in product(files.items(), self.shots, self.seeds)
             for varied in self._proportions(shots) or [()]
         ]
@@ -85,9 +87,10 @@ def _render(task: Any, cell: Cell) -> Prompts:
     task.set_fewshot_seed(cell.seed)
     rows = range(0, len(docs), max(1, len(docs) // PROMPTS_RENDERED))
     evaluated = min(cell.limit or len(docs), len(docs))
+    prompts = prompts_of(cell) if cell.self_labelled else task.settings.prompts
     return Prompts(
-        prompts=task.settings.prompts,
-        documents=task.settings.prompts * (evaluated + task.settings.estimate_size + len(CONTENT_FREE_TEXTS)),
+        prompts=prompts,
+        documents=prompts * (evaluated + task.settings.estimate_size + len(CONTENT_FREE_TEXTS)),
         labels=len(task.labels),
         rendered=[task.fewshot_context(docs[i], num_fewshot=cell.num_fewshot) for i in rows[:PROMPTS_RENDERED]],
     )
