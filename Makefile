@@ -8,6 +8,8 @@ TOOLS := .tools
 RELEASE := .release
 # vLLM pins other versions than we do. Python 3.11 or later.
 ENGINES := .engines
+# MkDocs reads the code without importing it, and needs nothing of what we need.
+DOCS := .docs
 
 # Real rows for tests/real: beside the checkout, when they are there.
 ifneq ($(wildcard ../shared/data),)
@@ -16,7 +18,7 @@ endif
 # Nothing here needs the model hub; without this, libraries wait for it where it cannot be reached.
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test test-faults test-elsewhere test-matrix test-engines lint bench release clean
+.PHONY: demo test test-faults test-elsewhere test-matrix test-engines lint bench docs release clean
 
 demo: $(INSTALLED)
 	@$(BIN)/lm-eval-proca demo
@@ -51,6 +53,11 @@ lint: $(INSTALLED)
 bench: $(INSTALLED)
 	$(BIN)/python -m benchmarks
 
+# The documents as a site, in site/. The variable silences the notice that MkDocs Material is kept until May 2027 only.
+docs: $(DOCS)/.installed
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --quiet
+	@echo site/index.html
+
 # All but the upload: packages built and checked, the wheel alone in an environment, the demo's job run from it.
 release: $(TOOLS)
 	rm -rf dist $(RELEASE)
@@ -63,7 +70,7 @@ release: $(TOOLS)
 	@ls -l dist
 
 clean:
-	rm -rf $(VENV) $(TOOLS) $(RELEASE) $(ENGINES) .matrix dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(TOOLS) $(RELEASE) $(ENGINES) $(DOCS) .matrix dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(INSTALLED): pyproject.toml constraints.txt lm_eval_proca.pth
 	$(PYTHON) -m venv $(VENV)
@@ -74,6 +81,13 @@ $(INSTALLED): pyproject.toml constraints.txt lm_eval_proca.pth
 $(TOOLS):
 	$(PYTHON) -m venv $@
 	$@/bin/pip install --quiet 'uv>=0.8' 'twine>=6.1' || { rm -rf $@; false; }
+
+# Dependency groups need pip 25.1.
+$(DOCS)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/pip install --quiet 'pip>=25.1'
+	$(DOCS)/bin/pip install --quiet -c constraints.txt --group docs
+	@touch $@
 
 $(ENGINES)/.installed: tests/engines/environment.py tests/engines/smollm2.py
 	$(PYTHON) -m venv $(ENGINES)

@@ -7,7 +7,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
+import lm_eval_proca
 from tests.conftest import ROOT
 
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
@@ -55,3 +57,22 @@ def test_the_readme_is_short() -> None:
 def test_every_page_is_on_the_front_page() -> None:
     listed = set(LINK.findall((ROOT / "docs" / "README.md").read_text(encoding="utf-8")))
     assert {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"} <= listed
+
+
+def pages_of(nav: object) -> list[str]:
+    if isinstance(nav, str):
+        return [nav]
+    parts = nav.values() if isinstance(nav, dict) else nav
+    return [page for part in parts for page in pages_of(part)]
+
+
+def test_every_page_is_in_the_navigation_of_the_site() -> None:
+    nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
+    assert sorted(pages_of(nav)) == sorted(page.name for page in (ROOT / "docs").glob("*.md"))
+
+
+def test_every_public_name_is_on_the_api_page() -> None:
+    named = re.findall(
+        r"^::: lm_eval_proca\.(\w+)$", (ROOT / "docs" / "api.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert sorted(named) == sorted(set(lm_eval_proca.__all__) - {"__version__"})

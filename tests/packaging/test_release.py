@@ -55,6 +55,6 @@ def test_the_sdist_holds_what_is_built_and_tested(built: Path) -> None:
     assert {name.parts[0] for name in names} == {
         *("lm_eval_proca", "lm_eval_proca_discovery.py", "lm_eval_proca.pth", "task_configs", "tests", "docs"),
         *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "CITATION.cff", "LICENSE", "Makefile", "constraints.txt"),
-        *("pyproject.toml", "PKG-INFO", ".gitignore"),
+        *("pyproject.toml", "mkdocs.yml", "PKG-INFO", ".gitignore"),
     }
     assert not [name for name in names if name.suffix in (".png", ".pyc")]

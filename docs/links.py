@@ -1,0 +1,24 @@
+"""For `make docs`: links to what the site does not hold lead to the repository, so that pages read the same on a code host."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+LINK = re.compile(r"(?<!!)(\[[^\]]*\])\(([^)\s:#]+)(#[^)\s]*)?\)")
+
+
+def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:
+    docs = Path(config.docs_dir).resolve()
+    folder = Path(page.file.abs_src_path).resolve().parent
+
+    def lead(found: re.Match[str]) -> str:
+        text, place, anchor = found.groups(default="")
+        target = (folder / place).resolve()
+        if not target.exists() or (target.is_relative_to(docs) and target.is_file()):
+            return found[0]  # a page of the site, or a mistake, which MkDocs tells
+        kind = "tree" if target.is_dir() else "blob"
+        return f"{text}({config.repo_url}/{kind}/main/{target.relative_to(docs.parent).as_posix()}{anchor})"
+
+    return LINK.sub(lead, markdown)
