@@ -1,4 +1,4 @@
-"""For `make docs`: links to what the site does not hold lead to the repository, so that pages read the same on a code host."""
+"""Links that leave the documents lead to the repository, so that pages read the same on a code host."""
 
 from __future__ import annotations
 

@@ -319,9 +319,8 @@ class CalibratedTask(Calibrated):
     def _self_labelled(self) -> DemonstrationFile:
         """The demonstrations of a file; columns that it does not have are those of the first document."""
         settings, path = self.settings, str(self.settings.demonstration_file)
-        chosen: dict[str, Any] = {"prompts": settings.prompts > 1, "vary": settings.vary, "template": settings.template}
-        chosen |= {"demonstration_counts": settings.demonstration_counts, "order_seed": settings.order_seed}
-        if other := [key for key, given in chosen.items() if given]:
+        deciding = ("prompts", "vary", "template", "demonstration_counts", "order_seed")
+        if other := [key for key in deciding if getattr(settings, key) != getattr(Settings, key)]:
             raise TaskError(
                 f"{self.task_name}: proca.demonstration_file decides the prompts; leave proca.{other[0]} out."
             )
