@@ -21,7 +21,8 @@ COMMANDS = {
     "classify": "label the texts of a file with a prompt, label words and a model; no labeled text is needed",
     "compare": "compare models and calibrators: the paper's table and a leaderboard from result folders",
     "demo": "run lm_eval on proca_demo, 4 shots, with a small language model from PyPI",
-    "generate": "write an estimate set with the model itself, from two labeled examples per class (ProCa-g)",
+    "generate": "write an estimate set with the model itself, from a few labeled examples (ProCa-g) or label words",
+    "self-label": "run a task without any label: the model labels its own demonstrations in a first pass",
     "sweep": "run models x tasks x shots x seeds; finished cells are never repeated, "
     "start again after any interruption",
     "tasks": "list the tasks of lm-eval that can be calibrated, and why the others cannot; no dataset is loaded",

@@ -21,7 +21,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--task", required=True, help="the calibrated task to write inputs for, e.g. proca_sst2")
     add("--size", type=positive, metavar="N", help="inputs wanted (default: the task's own estimate size)")
     add("--seed", type=whole_number, default=0, help="of the demonstrations and of sampling (default: %(default)s)")
-    add("--per_class", type=positive, metavar="N", help="labeled examples per class (default: 2; 1 from ten labels on)")
+    examples = "labeled examples per class (default: 2; 1 from ten labels on); 0: label words alone, no data"
+    add("--per_class", type=whole_number, metavar="N", help=examples)
     add("--temperature", type=float, default=1.0, help="of sampling (default: %(default)s)")
     add("--max_generations", type=positive, metavar="N", help="stop after so many generations (default: 4 x size)")
     add("--output", required=True, metavar="FILE", help="JSON Lines file, for --metadata proca.estimate_file=FILE")
@@ -32,10 +33,11 @@ def run(args: argparse.Namespace) -> int:
     name, file = find_single_task(args.task, args.include_path)
     task = load_task(Cell(name, file, 0, args.seed, settings=settings_of(args)), {})
     size = args.size or task.settings.estimate_size
+    usual = default_per_class(len(task.labels))
     wanted = Generation(
         size=size,
         seed=args.seed,
-        per_class=args.per_class or default_per_class(len(task.labels)),
+        per_class=usual if args.per_class is None else args.per_class,
         temperature=args.temperature,
         max_generations=args.max_generations or 4 * size,
     )

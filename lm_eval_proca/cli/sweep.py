@@ -17,17 +17,28 @@ from lm_eval_proca.distributed import is_first_process
 from lm_eval_proca.errors import ModelError, TaskError
 from lm_eval_proca.metrics import grouped
 from lm_eval_proca.sweep import claims
-from lm_eval_proca.sweep.cell import Cell, Model, earlier_runs, unfinished_cells
-from lm_eval_proca.sweep.generation import evaluate_generating
+from lm_eval_proca.sweep.cell import (
+    DESCRIBED,
+    ESTIMATES,
+    GENERATED,
+    SPLIT,
+    Cell,
+    Model,
+    earlier_runs,
+    unfinished_cells,
+)
 from lm_eval_proca.sweep.grid import Grid, Prompts, estimate_cost, render_prompts, token_counter
-from lm_eval_proca.sweep.runner import KEPT, Failure, Outcome, evaluate_cell, run_cells
-from lm_eval_proca.sweep.self_labelled import evaluate_self_labelled, first_pass
+from lm_eval_proca.sweep.runner import KEPT, Failure, Outcome, run_cells
+from lm_eval_proca.sweep.self_labelled import evaluate, passes
 
 PAPER_SHOTS = (0, 1, 4, 8)
 PAPER_SEEDS = (0, 1, 2, 3, 4)
 PAPER_TASKS = ("proca",)  # the group of the nine
-GENERATED = "generated"
 SELF = "self"
+WHERE_FROM = (
+    "where unlabeled inputs come from: the train split, or the model itself, which has seen labeled examples "
+    f"({GENERATED}: ProCa-g) or label words alone ({DESCRIBED})"
+)
 Tokens = dict[Cell, float]
 
 
@@ -41,9 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--limit", type=positive, metavar="N", help="evaluate only N documents per task")
     add(
         "--estimate",
-        choices=["split", GENERATED],
-        default="split",
-        help=f"where unlabeled inputs come from: the train split, or the model itself ({GENERATED}: ProCa-g)",
+        choices=ESTIMATES,
+        default=SPLIT,
+        help=WHERE_FROM,
     )
     add(
         "--demonstrations",
@@ -62,25 +73,19 @@ def run(args: argparse.Namespace) -> int:
     setup_logging("ERROR")
     datasets.disable_progress_bars()
     distributed.join()
-    generated = args.estimate == GENERATED
     self_labelled = args.demonstrations == SELF
-    if generated and self_labelled:
-        raise TaskError(f"--estimate {GENERATED} and --demonstrations {SELF} do not go together; leave one out.")
     if self_labelled and min(args.num_fewshot) < 1:
         raise TaskError(f"--demonstrations {SELF} needs --num_fewshot 1 or more, the demonstrations of each prompt.")
-    grid = Grid(names(args.tasks), args.num_fewshot, args.seeds, settings_of(args), generated, self_labelled)
+    grid = Grid(names(args.tasks), args.num_fewshot, args.seeds, settings_of(args), args.estimate, self_labelled)
     last, models = grid.cells(args.include_path, args.limit), _models(args)
-    passes = [list(dict.fromkeys(map(first_pass, last))), last] if self_labelled else [last]
-    cells = [cell for some in passes for cell in some]
+    cells = [cell for some in passes(last) for cell in some]
     work = _print_plan(cells, models, args) if is_first_process() else {}
     if args.dry_run:
         return 0
-    ordinary = evaluate_generating if generated else evaluate_cell
     outcomes: list[Outcome] = []
     try:
         for model in models:
-            for some in passes:
-                evaluate = evaluate_self_labelled if some[0].self_labelled else ordinary
+            for some in passes(last):
                 outcomes += run_cells(some, model, args.output_path, evaluate=evaluate, work=work.get(model.name))
             model.unload()
     except KeyboardInterrupt:

@@ -39,6 +39,8 @@ from lm_eval_proca.sweep.task_files import TaskFile
 GivenSettings = tuple[tuple[str, Any], ...]
 """`proca.*` settings as (key, value) pairs, e.g. `(("order_seed", 7),)`."""
 
+SPLIT, GENERATED, DESCRIBED = ESTIMATES = ("split", "generated", "described")
+"""Where unlabeled rows come from: a split, or a model that has seen labeled examples, or only the label words."""
 PATH_SETTINGS = ("data_dir", *FILE_SETTINGS)
 LONGEST_NAME = 200  # of the 255 bytes that file systems allow; the hidden folder and the log file add a few
 
@@ -47,7 +49,7 @@ LONGEST_NAME = 200  # of the 255 bytes that file systems allow; the hidden folde
 class Cell:
     """What decides a run, apart from the model.
 
-    `generated` says that the model writes the estimate set, `self_labelled` that it labels the demonstrations.
+    `estimate` says where the unlabeled rows come from, `self_labelled` that the model labels the demonstrations.
     """
 
     task: str
@@ -56,8 +58,13 @@ class Cell:
     seed: int
     limit: int | None = None
     settings: GivenSettings = ()
-    generated: bool = False
+    estimate: str = SPLIT
     self_labelled: bool = False
+
+    @property
+    def generated(self) -> bool:
+        """Whether the model writes the estimate set itself."""
+        return self.estimate != SPLIT
 
     def __post_init__(self) -> None:
         settings = dict(self.settings)
@@ -70,7 +77,7 @@ class Cell:
         """For readers. Files are left out: their content is in the identity."""
         parts = [self.task, f"{self.num_fewshot}shot", f"seed{self.seed}"]
         parts += [] if self.limit is None else [f"limit{self.limit}"]
-        parts += ["generated"] if self.generated else []
+        parts += [self.estimate] if self.generated else []
         parts += ["self-labelled"] if self.self_labelled else []
         settings = (f"{key}={value}" for key, value in self.settings if key not in PATH_SETTINGS)
         return _readable([*parts, *settings])
@@ -81,7 +88,7 @@ class Cell:
         settings = read_settings(self.task, block, {f"{PREFIX}.{key}": value for key, value in self.settings})
         run: Part = {"num_fewshot": self.num_fewshot, "seed": self.seed, "limit": self.limit}
         if self.generated:  # rows that are sampled together share random numbers
-            run |= {"estimate_set": "generated", "batch_size": model.batch_size}
+            run |= {"estimate_set": self.estimate, "batch_size": model.batch_size}
         if self.self_labelled:
             run["demonstrations"] = "self-labelled"
         return run_identity(model.identity, self.file.path, asdict(settings), self.file.overrides, **run)

@@ -1,8 +1,9 @@
 """Estimate sets that the model writes itself (section 4.5 of the paper, ProCa-g).
 
-The model sees a few labeled demonstrations, each time in another order, and goes on with inputs of its own. What it
-writes is cut into the task's fields at the borders of the task's template. Every round is kept, so an interrupted
-generation goes on where it stopped and ends with the same file.
+The model sees a few labeled demonstrations, each time in another order, and goes on with inputs of its own. Without any
+demonstration it sees the task's description and a label word, and goes on with an input for that. What it writes is cut
+into the task's fields at the borders of the task's template. Every round is kept, so an interrupted generation goes on
+where it stopped and ends with the same file.
 """
 
 from __future__ import annotations
@@ -31,13 +32,15 @@ from lm_eval_proca.harness.documents import ESTIMATE_FILE_KEY, OnePromptSampler,
 from lm_eval_proca.harness.task import CalibratedTask
 from lm_eval_proca.scores.identity import Identity, differences, digest, run_identity
 from lm_eval_proca.sweep import claims
-from lm_eval_proca.sweep.cell import Cell, Model
+from lm_eval_proca.sweep.cell import DESCRIBED, Cell, Model
 from lm_eval_proca.sweep.runner import evaluate_cell, load_task
 
 Json = Mapping[str, Any]
 
 PER_ORDER = 4
 """Continuations of one order of the demonstrations: backends that share equal prompts read them once."""
+UNSEEN_LENGTH = 256
+"""Characters that an input is taken to have at most where no example shows it."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,7 @@ class Generation:
     size: int
     seed: int = 0
     per_class: int = 2
+    """Labeled examples that the model sees; with 0 it sees label words alone."""
     temperature: float = 1.0
     round_size: int = 64
     max_generations: int = 2000
@@ -79,6 +83,11 @@ class Template:
         self.borders[-1] = self.borders[-1] or str(task.config.target_delimiter).rstrip(" ")
         self._check_borders(task)
 
+    @property
+    def question(self) -> str:
+        """What stands before the label, e.g. "Sentiment:"."""
+        return self.borders[-1].rpartition("\n")[2].strip()
+
     def _check_borders(self, task: CalibratedTask) -> None:
         config = task.config
         following = (*(f"the field {name}" for name in self.fields[1:]), "the label")
@@ -94,15 +103,19 @@ class Template:
                     "so every text that the model writes would end there; choose another fewshot_delimiter."
                 )
 
-    def cut(self, continuation: str) -> tuple[dict[str, str], str] | None:
-        """Fields and label of a continuation of the head; None where a border is missing."""
+    def cut(self, continuation: str, *, open_end: bool = False) -> tuple[dict[str, str], str] | None:
+        """Fields and label of a continuation of the head; None where a border is missing.
+
+        With an open end, the last field goes on to the end of its line if its border is missing: a model that has seen
+        no example does not know that something follows.
+        """
         fields = {}
         rest = continuation
         for name, border in zip(self.fields, self.borders, strict=True):
             text, found, rest = rest.partition(border)
-            if not found:
+            if not found and (not open_end or name != self.fields[-1]):
                 return None
-            fields[name] = text.strip()
+            fields[name] = text.strip() if found else text.strip().partition("\n")[0]
         return fields, rest.strip().partition("\n")[0].strip()
 
 
@@ -123,7 +136,7 @@ def generate(
         _check_same(path, "holds", finished, identity)
         return finished
     template, demonstrations = Template(task), _demonstrations(task, wanted)
-    longest = max(len(one["text"]) for one in demonstrations)
+    longest = max((len(one["text"]) for one in demonstrations), default=UNSEEN_LENGTH // 2)
     origin = {
         "kind": "generated estimate set",
         "task": task.config.task,
@@ -141,7 +154,7 @@ def generate(
     shown = {"desc": f"{task.config.task}: kept", "disable": not progress}
     with tqdm(total=wanted.size, initial=min(len(rows), wanted.size), **shown) as bar:
         while len(rows) < wanted.size and len(texts) < wanted.max_generations:
-            prompts = _prompts(task, template.head, demonstrations, len(rounds), wanted)
+            prompts = _prompts(task, template, demonstrations, len(rounds), wanted)
             rounds.append(_continuations(model, task, prompts, len(rounds), origin))
             _append(partial, rounds[-1], mode="ab")
             texts += rounds[-1]
@@ -172,11 +185,17 @@ def _check_same(path: Path, does: str, origin: Json, identity: Identity) -> None
 
 def evaluate_generating(cell: Cell, model: Model, folder: Path) -> Mapping[str, float]:
     """Evaluate a cell with an estimate set that the model writes first, unless a cell of this task and seed has."""
+    return evaluate_cell(with_generated_rows(cell, model, folder.parent), model, folder)
+
+
+def with_generated_rows(cell: Cell, model: Model, home: Path) -> Cell:
+    """The cell with the file of its estimate set, which is among the model's cells at `home`."""
     task = load_task(cell, {})
     size = task.settings.estimate_size
-    wanted = Generation(size, seed=cell.seed, per_class=default_per_class(len(task.labels)), max_generations=4 * size)
+    per_class = 0 if cell.estimate == DESCRIBED else default_per_class(len(task.labels))
+    wanted = Generation(size, seed=cell.seed, per_class=per_class, max_generations=4 * size)
     name = f"{cell.task}-seed{cell.seed}-{digest(generation_identity(task, model, wanted))}"
-    file = folder.parent / "generated" / f"{name}.jsonl"
+    file = home / "generated" / f"{name}.jsonl"
     # One process generates all: text that several processes sample would depend on their number.
     compute_once(lambda: _generate_alone(task, model, wanted, file))
     written = compute_once(file.read_bytes)
@@ -184,7 +203,7 @@ def evaluate_generating(cell: Cell, model: Model, folder: Path) -> Mapping[str, 
         file.parent.mkdir(parents=True, exist_ok=True)
         with replacing(file) as unfinished:
             unfinished.write_bytes(written)
-    return evaluate_cell(replace(cell, settings=(*cell.settings, ("estimate_file", file))), model, folder)
+    return replace(cell, settings=(*cell.settings, ("estimate_file", file)))
 
 
 def _generate_alone(task: CalibratedTask, model: Model, wanted: Generation, file: Path) -> None:
@@ -201,6 +220,8 @@ def _generate_alone(task: CalibratedTask, model: Model, wanted: Generation, file
 
 def _demonstrations(task: CalibratedTask, wanted: Generation) -> list[dict[str, str]]:
     """Labeled examples from the few-shot split, none of which is evaluated."""
+    if not wanted.per_class:
+        return []
     sampler = OnePromptSampler(
         task.sampler.df,
         task=str(task.config.task),
@@ -218,13 +239,17 @@ def _demonstrations(task: CalibratedTask, wanted: Generation) -> list[dict[str, 
     ]
 
 
-def _prompts(task: CalibratedTask, head: str, shown: Sequence[Json], number: int, wanted: Generation) -> list[str]:
+def _prompts(
+    task: CalibratedTask, template: Template, shown: Sequence[Json], number: int, wanted: Generation
+) -> list[str]:
     rnd, config = Random(f"round-{wanted.seed}-{number}"), task.config
     examples = [f"{one['text']}{config.target_delimiter}{one['label']}{config.fewshot_delimiter}" for one in shown]
+    # The label before the input: labels then are as frequent as calibrators take them to be.
+    asked = [f"{template.question}{config.target_delimiter}{label}\n" for label in task.labels]
     prompts: list[str] = []
     while len(prompts) < wanted.round_size:
-        order = rnd.sample(examples, len(examples))
-        prompts += [f"{config.description or ''}{''.join(order)}{head}"] * PER_ORDER
+        begun = "".join(rnd.sample(examples, len(examples))) or asked[len(prompts) // PER_ORDER % len(asked)]
+        prompts += [f"{config.description or ''}{begun}{template.head}"] * PER_ORDER
     return prompts[: wanted.round_size]
 
 
@@ -264,7 +289,7 @@ def _select(
     counts: Counter[str] = Counter(kept=0, empty=0, truncated=0, copied=0, duplicate=0)
     kept: dict[tuple[str, ...], dict[str, str]] = {}
     for text in texts:
-        fields, label = template.cut(text) or (dict.fromkeys(names, "\n"), "")
+        fields, label = template.cut(text, open_end=not demonstrations) or (dict.fromkeys(names, "\n"), "")
         content = tuple(fields[name] for name in names)
         if "\n" in "".join(content):
             counts["truncated"] += 1

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from lm_eval_proca.harness.documents import CONTENT_FREE_TEXTS
 from lm_eval_proca.metrics import grouped
-from lm_eval_proca.sweep.cell import Cell, GivenSettings, Model
+from lm_eval_proca.sweep.cell import SPLIT, Cell, GivenSettings, Model
 from lm_eval_proca.sweep.runner import Failure, load_task
 from lm_eval_proca.sweep.self_labelled import prompts_of
 from lm_eval_proca.sweep.task_files import find_task_files
@@ -30,7 +30,7 @@ class Grid:
     shots: Sequence[int] = (4,)
     seeds: Sequence[int] = (0, 1, 2, 3, 4)
     settings: GivenSettings = ()
-    generated: bool = False
+    estimate: str = SPLIT
     self_labelled: bool = False
     orders: int = 0
     """If any: every proportion of positive demonstrations in so many orders, a cell for each (two labels)."""
@@ -39,7 +39,7 @@ class Grid:
         """Each cell once; seeds vary fastest, so that a table fills row by row."""
         files = find_task_files(self.tasks, include_path)
         cells = [
-            Cell(task, file, shots, seed, limit, (*self.settings, *varied), self.generated, self.self_labelled)
+            Cell(task, file, shots, seed, limit, (*self.settings, *varied), self.estimate, self.self_labelled)
             for (task, file), shots, seed in product(files.items(), self.shots, self.seeds)
             for varied in self._proportions(shots) or [()]
         ]

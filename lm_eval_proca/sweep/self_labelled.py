@@ -25,7 +25,9 @@ from lm_eval_proca.files import replacing
 from lm_eval_proca.harness.documents import ESTIMATE_FILE_KEY
 from lm_eval_proca.scores.fitting import label_documents
 from lm_eval_proca.scores.record import fingerprint
+from lm_eval_proca.scores.score_table import ScoreTable
 from lm_eval_proca.sweep.cell import Cell, Model, cell_scores
+from lm_eval_proca.sweep.generation import evaluate_generating, with_generated_rows
 from lm_eval_proca.sweep.runner import evaluate_cell, load_task
 
 PROMPTS = 5
@@ -63,22 +65,36 @@ def first_pass(cell: Cell) -> Cell:
     return replace(cell, num_fewshot=0, settings=settings, self_labelled=False)
 
 
+def passes(cells: Sequence[Cell]) -> list[list[Cell]]:
+    """What is run one after the other: the first passes that some cells need, then the cells themselves."""
+    needed = dict.fromkeys(first_pass(cell) for cell in cells if cell.self_labelled)
+    return [some for some in (list(needed), list(cells)) if some]
+
+
+def evaluate(cell: Cell, model: Model, folder: Path) -> Mapping[str, float]:
+    """Evaluate a cell of any kind."""
+    if cell.self_labelled:
+        return evaluate_self_labelled(cell, model, folder)
+    return evaluate_generating(cell, model, folder) if cell.generated else evaluate_cell(cell, model, folder)
+
+
 def evaluate_self_labelled(cell: Cell, model: Model, folder: Path) -> Mapping[str, float]:
     """Evaluate a cell with demonstrations that its first pass has labeled; the file stays in the cell's folder."""
-    file = folder / "demonstrations.jsonl"
-    written = compute_once(lambda: demonstrations(cell, model, folder.parent.parent))
+    file, home, first = folder / "demonstrations.jsonl", folder.parent, first_pass(cell)
+    ready = with_generated_rows(first, model, home) if cell.generated else first
+    written = compute_once(lambda: demonstrations(cell, ready, model, cell_scores(home.parent, model, first)))
     if not file.exists():  # on every node that has a disk of its own
         file.parent.mkdir(parents=True, exist_ok=True)
         with replacing(file) as unfinished:
             unfinished.write_text(written, encoding="utf-8")
-    settings = (*first_pass(cell).settings, ("demonstration_file", str(file)))
+    settings = (*ready.settings, ("demonstration_file", str(file)))
     return evaluate_cell(replace(cell, settings=settings), model, folder)
 
 
-def demonstrations(cell: Cell, model: Model, output_dir: Path) -> str:
-    """The text of the demonstration file of a cell whose first pass is finished."""
-    first, shown_in = first_pass(cell), prompts_of(cell) - 1
-    (table,) = cell_scores(output_dir, model, first)
+def demonstrations(cell: Cell, first: Cell, model: Model, scores: Sequence[ScoreTable]) -> str:
+    """The text of the demonstration file of a cell; `scores` are those of its first pass."""
+    shown_in = prompts_of(cell) - 1
+    (table,) = scores
     task = load_task(first, {})
     task.set_fewshot_seed(first.seed)
     docs = task.unlabeled_rows().docs

@@ -7,7 +7,9 @@ import os
 import resource
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -95,6 +97,27 @@ def test_a_real_model_writes_usable_inputs(sst2, model: Model, tmp_path: Path):
     assert "12 inputs for proca_sst2" in summary(done, "made.jsonl")
     assert not (tmp_path / "made.jsonl.partial").exists()
     assert generate(sst2, model, WANTED, path, progress=False)["rows"] == 12, "a finished file is left as it is"
+
+
+def test_without_examples_label_words_are_enough(sst2, model: Model, tmp_path: Path, monkeypatch):
+    """The labeled rows are not even looked at, and every label is asked for equally often."""
+    monkeypatch.setattr(type(sst2.sampler), "sample", lambda *args: pytest.fail("a labeled row is read"))
+    asked, plain = [], generation._continuations
+    monkeypatch.setattr(generation, "_continuations", lambda *args: asked.extend(args[2]) or plain(*args))
+    done = generate(sst2, model, replace(WANTED, per_class=0), tmp_path / "made.jsonl", progress=False)
+    provenance, rows = rows_of(tmp_path / "made.jsonl")
+    assert (done["rows"], provenance["demonstrations"]) == (12, [])
+    assert all(row["sentence"] and "\n" not in row["sentence"] for row in rows)
+    counts = Counter(asked)
+    assert set(counts) == {"Sentiment: Negative\nReview:", "Sentiment: Positive\nReview:"}
+    assert len(set(counts.values())) == 1
+
+
+def test_an_open_end_is_the_end_of_a_line(sst2):
+    template = Template(sst2)
+    assert template.cut(" a good film\n\nmore", open_end=True) == ({"sentence": "a good film"}, "")
+    assert template.cut(" a good film\nSentiment: Positive", open_end=True) == ({"sentence": "a good film"}, "Positive")
+    assert template.cut(" a good film") is None
 
 
 def test_an_automatic_batch_size_is_the_whole_round(sst2, writer: Path, tmp_path: Path, monkeypatch):
@@ -210,7 +233,7 @@ def test_a_node_with_a_disk_of_its_own_gets_the_file(model: Model, data_dir: Pat
     read = []
     monkeypatch.setattr(generation, "compute_once", lambda compute: b"what the first process, elsewhere, has written\n")
     monkeypatch.setattr(generation, "evaluate_cell", lambda cell, *_: read.append(dict(cell.settings)["estimate_file"]))
-    cell = made_cell("proca_sst2", 0, 0, settings=(("data_dir", data_dir), ("estimate_size", 30)), generated=True)
+    cell = made_cell("proca_sst2", 0, 0, settings=(("data_dir", data_dir), ("estimate_size", 30)), estimate="generated")
     generation.evaluate_generating(cell, model, tmp_path / "runs" / ".unfinished-cell")
     assert [Path(file).read_text() for file in read] == ["what the first process, elsewhere, has written\n"]
 
@@ -397,6 +420,27 @@ def test_a_sweep_generates_and_uses_the_file(generating: list[str], tmp_path: Pa
         record = result["configs"]["proca_sst2"]["metadata"]["proca"]
         assert record["estimate_source"] == f"file:{file}"
         assert record["generated_by"]["kind"] == "generated estimate set"
+
+
+def test_no_data_at_all(generating: list[str], tmp_path: Path, capsys):
+    """The model writes the unlabeled rows and labels its own demonstrations; both passes read one file."""
+    from lm_eval_proca.cli import main
+
+    nothing = ["described" if word == "generated" else word for word in generating]
+    options = ["--demonstrations", "self", "--num_fewshot", "1", "--metadata", "proca.prompts=3"]
+    assert main([*nothing, str(tmp_path), *options]) == 0, capsys.readouterr()
+    (file,) = tmp_path.rglob("generated/*.jsonl")
+    provenance, rows = rows_of(file)
+    assert provenance["demonstrations"] == []
+    written = {row["sentence"] for row in rows}
+    (shown,) = tmp_path.rglob("demonstrations.jsonl")
+    assert {row["sentence"] for row in rows_of(shown)[1]} <= written
+    records = [
+        json.loads(path.read_text())["configs"]["proca_sst2"]["metadata"]["proca"]
+        for path in tmp_path.rglob("results_*.json")
+    ]
+    assert {record["estimate_source"] for record in records} == {f"file:{file}"}
+    assert sorted(record["estimate_size"] for record in records) == [18, 20]
 
 
 def test_one_worker_writes_the_file_that_two_need(generating: list[str], start_command: Callable, tmp_path: Path):

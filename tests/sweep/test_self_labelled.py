@@ -170,6 +170,29 @@ def test_a_lost_cell_comes_again_to_the_digit(finished: Path, options: list[str]
         assert ScoreTable.load(ours).scores == pytest.approx(ScoreTable.load(theirs).scores, abs=1e-4)
 
 
+def test_a_command_of_its_own_takes_what_a_sweep_has(finished: Path, options: list[str], tmp_path: Path, capsys):
+    from lm_eval_proca.cli import main
+
+    again = tmp_path / "runs"
+    shutil.copytree(finished, again)
+    shutil.rmtree(cell(again, "2shot"))
+    backend = options[options.index("--model") : options.index("--tasks")]
+    task = ["--task", "proca_sst2", "--num_fewshot", "2", "--limit", "20", "--batch_size", "32"]
+    metadata = options[options.index("--metadata") :]
+    assert main(["self-label", *backend, *task, *metadata, "--output_path", str(again)]) == 0
+    said = capsys.readouterr().out
+    assert "proca_sst2-2shot" in said
+    assert "proca_sst2-0shot" not in said  # the first pass is there already
+    assert "no label was used" in said
+    rows = said[said.index("\nrow ") :].splitlines()
+    (results,) = cell(finished, "2shot").glob("results_*.json")
+    metrics = json.loads(results.read_text())["results"]["proca_sst2"]
+    bc = next(row for row in rows if row.startswith("bc ")).split()
+    assert bc[1] == f"{100 * metrics['acc,bc']:.1f}"
+    assert bc[3] == f"{100 * metrics['acc_together,bc']:.1f}"
+    assert (cell(again, "2shot") / "demonstrations.jsonl").exists()
+
+
 # ------------------------------------------------------------------ what is wrong is told
 
 
