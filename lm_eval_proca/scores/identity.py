@@ -32,7 +32,7 @@ Identity = dict[str, Part]
 IDENTITY_FILE = "identity.json"
 """Lies beside the results of every cell."""
 
-PROCEDURE = 3
+PROCEDURE = 4
 """Raised whenever the same run would draw other rows, build other prompts or fit otherwise."""
 
 PARTS = {

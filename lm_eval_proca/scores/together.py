@@ -39,6 +39,8 @@ class Prompts:
     """Of each prompt alone, of shape (prompts, documents, labels)."""
     ensemble: Fit | None = None
     """All prompts together, as a :class:`PromptEnsemble`; raw scores have no fit."""
+    only_first: bool = False
+    """Whether prompt 0 answers for all: the others show labels that it gave, and do not agree (see `_guarded`)."""
 
     @cached_property
     def together(self) -> np.ndarray:
@@ -107,8 +109,19 @@ def methods_of(tables: Sequence[ScoreTable], fits: Sequence[Mapping[str, Fit]]) 
     for name in fits[0]:
         if all(name in of_prompt for of_prompt in fits):
             alone = [of_prompt[name] for of_prompt in fits]
-            found[name] = Prompts(np.stack([one.log_proba for one in alone]), _ensemble(alone, tables))
+            prompts = Prompts(np.stack([one.log_proba for one in alone]), _ensemble(alone, tables))
+            found[name] = _guarded(prompts, alone, tables)
     return found
+
+
+def _guarded(prompts: Prompts, alone: Sequence[Fit], tables: Sequence[ScoreTable]) -> Prompts:
+    """Prompts that show self-labelled demonstrations must agree; if they do not, those labels were too poor.
+
+    Prompt 0, which shows none and gave the labels, then answers alone.
+    """
+    if not tables[0].record.demonstrated_by or prompts.kappa >= LEAST_KAPPA:
+        return prompts
+    return replace(prompts, ensemble=_ensemble(alone[:1], tables[:1]), only_first=True)
 
 
 def _ensemble(alone: Sequence[Fit], tables: Sequence[ScoreTable]) -> Fit:
@@ -118,7 +131,7 @@ def _ensemble(alone: Sequence[Fit], tables: Sequence[ScoreTable]) -> Fit:
     """
     first = alone[0].calibrator
     same_rows = len({table.record.unlabeled_hash for table in tables}) == 1
-    if first.fits_prompts_together and same_rows:
+    if first.fits_prompts_together and same_rows and len(tables) > 1:
         return fit(PromptEnsemble(clone(first), n_prompts=len(tables)), side_by_side(tables))
     members = PromptEnsemble.of([one.calibrator for one in alone], origin=first.origin_)
     return replace(alone[0], calibrator=members, log_proba=mean_of_prompts(np.stack([one.log_proba for one in alone])))
@@ -180,6 +193,12 @@ def doubts(prompts: Prompts, reference: Prompts) -> dict[int, str]:
 
 
 def _warnings(prompts: Prompts, reference: Prompts) -> Iterator[str]:
+    if prompts.only_first:
+        yield (
+            f"The prompts with self-labelled demonstrations do not agree with each other (kappa {prompts.kappa:.2f}): "
+            f"the labels were too poor to be shown. Prompt 0, without demonstrations, answers for all together."
+        )
+        return
     yield from doubts(prompts, reference).values()
     if prompts.kappa < LEAST_KAPPA:
         yield f"The prompts do not agree with each other (kappa {prompts.kappa:.2f}); trust none of them alone."
