@@ -203,9 +203,9 @@ def domain_docs(
 ) -> list[UnlabeledDoc]:
     """Documents whose text fields are random words of the same field of unlabeled rows, each of its mean length.
 
-    A word is what blanks separate, as it stands in the rows, and frequent ones are drawn more often. (The released code
-    of Fei et al. also lowers the case, takes one word more, and ends each text with " .".) The seed is mixed with a
-    word, so that this draw is independent of that of the rows.
+    A word is what blanks separate, as it stands in the rows, and frequent ones are drawn more often. The released code
+    of Fei et al. differs in details: it takes the words of the evaluated texts in lower case, rounds lengths up, and
+    ends each text with " .". The seed is mixed with a word, so that this draw is independent of that of the rows.
     """
     blank, rnd = without_label(example, label_column), Random(f"domain-{seed}")
     words = {name: [str(row[name]).split() for row in rows] for name in text_fields}
