@@ -14,8 +14,11 @@ if TYPE_CHECKING:
     from lm_eval_proca.calibration.anchored import RepresentationCalibrator as RepresentationCalibrator
     from lm_eval_proca.calibration.base import Calibrator as Calibrator
     from lm_eval_proca.calibration.batch import BatchCalibrator as BatchCalibrator
+    from lm_eval_proca.calibration.batch_probability import BatchProbabilityCalibrator as BatchProbabilityCalibrator
     from lm_eval_proca.calibration.contextual import ContextualCalibrator as ContextualCalibrator
+    from lm_eval_proca.calibration.domain_context import DomainContextCalibrator as DomainContextCalibrator
     from lm_eval_proca.calibration.ensemble import PromptEnsemble as PromptEnsemble
+    from lm_eval_proca.calibration.prior_adaptation import PriorAdaptationCalibrator as PriorAdaptationCalibrator
     from lm_eval_proca.calibration.prototypical import PrototypicalCalibrator as PrototypicalCalibrator
     from lm_eval_proca.calibration.storage import load_calibrator as load_calibrator
     from lm_eval_proca.classify.classifier import TextClassifier as TextClassifier
@@ -29,9 +32,12 @@ __version__ = "0.1.0"
 _HOME = {
     "AnchoredCalibrator": "calibration.anchored",
     "BatchCalibrator": "calibration.batch",
+    "BatchProbabilityCalibrator": "calibration.batch_probability",
     "CalibratedTask": "harness.task",
     "Calibrator": "calibration.base",
     "ContextualCalibrator": "calibration.contextual",
+    "DomainContextCalibrator": "calibration.domain_context",
+    "PriorAdaptationCalibrator": "calibration.prior_adaptation",
     "ProcaError": "errors",
     "PromptEnsemble": "calibration.ensemble",
     "PrototypicalCalibrator": "calibration.prototypical",

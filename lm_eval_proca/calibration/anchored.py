@@ -32,7 +32,6 @@ log-probabilities is the mixture again.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -43,6 +42,7 @@ from scipy.special import log_softmax, softmax
 from lm_eval_proca.calibration.base import Allowed, Array, Calibrator, number, whole_number
 from lm_eval_proca.calibration.registry import registered_name
 from lm_eval_proca.calibration.representation import principal_components
+from lm_eval_proca.calibration.shares import are_shares, shares_of
 from lm_eval_proca.errors import CalibrationError
 from lm_eval_proca.representations import unit_scale
 
@@ -126,12 +126,7 @@ def _discriminant(
 
 
 def _is_prior(value: Any) -> bool:
-    if isinstance(value, str):
-        return value in ("uniform", "estimated")
-    with suppress(TypeError, ValueError):
-        shares = np.asarray(value, dtype=np.float64)
-        return shares.ndim == 1 and bool((shares > 0).all() and np.isclose(shares.sum(), 1))
-    return False
+    return value in ("uniform", "estimated") if isinstance(value, str) else are_shares(value)
 
 
 class AnchoredCalibrator(Calibrator):
@@ -223,12 +218,7 @@ class AnchoredCalibrator(Calibrator):
     def _log_prior(self, n_labels: int) -> tuple[Array | None, Array]:
         """What EM weighs labels with, and the shares that the anchor assumes."""
         named = isinstance(self.prior, str)
-        shares = np.full(n_labels, 1 / n_labels) if named else np.asarray(self.prior, dtype=np.float64)
-        if len(shares) != n_labels:
-            raise CalibrationError(
-                f"The 'prior' parameter of {type(self).__name__} must have a share for each of {n_labels} labels, got "
-                f"{self.prior!r}."
-            )
+        shares = shares_of(self, self.prior, n_labels)
         if n_labels < self.min_labels and np.allclose(shares, 1 / n_labels):
             name = registered_name(type(self)) or type(self).__name__
             raise CalibrationError(

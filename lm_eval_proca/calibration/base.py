@@ -75,7 +75,10 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):
     """
 
     fits_on: ClassVar[str] = "estimate"
-    """Which documents of a run :meth:`fit` wants: "estimate" or "content_free"."""
+    """Which documents of a run :meth:`fit` wants: one of :data:`lm_eval_proca.calibration.registry.FITTED_ON`."""
+
+    by_default: ClassVar[bool] = True
+    """Whether a run has this calibrator without being asked for it by name."""
 
     uses_representations: ClassVar[bool] = False
     """Whether the calibrator is also given representations, which `_fit` and `_calibrate` then take second."""

@@ -23,11 +23,16 @@ logger = logging.getLogger("lm_eval.proca")
 GROUP = "lm_eval_proca.calibrators"
 BUILT_IN = {
     "bc": "lm_eval_proca.calibration.batch:BatchCalibrator",
+    "bc_prob": "lm_eval_proca.calibration.batch_probability:BatchProbabilityCalibrator",
     "conca": "lm_eval_proca.calibration.contextual:ContextualCalibrator",
+    "domain": "lm_eval_proca.calibration.domain_context:DomainContextCalibrator",
     "proca": "lm_eval_proca.calibration.prototypical:PrototypicalCalibrator",
     "proca_a": "lm_eval_proca.calibration.anchored:AnchoredCalibrator",
     "proca_h": "lm_eval_proca.calibration.anchored:RepresentationCalibrator",
+    "ucpa": "lm_eval_proca.calibration.prior_adaptation:PriorAdaptationCalibrator",
 }
+FITTED_ON = ("estimate", "content_free", "domain")
+"""What a calibrator may be fitted on: unlabeled documents, content-free inputs, or random words of the task."""
 RAW_SCORES = {"none", "take_first"}
 """What lm-eval calls the row and the filter of scores that nobody calibrates."""
 
@@ -53,8 +58,8 @@ class Calibrators(UserDict[str, str]):
 
                 if not (isinstance(loaded, type) and issubclass(loaded, Calibrator)):
                     raise CalibrationError("it is no subclass of lm_eval_proca.Calibrator")
-                if loaded.fits_on not in ("estimate", "content_free"):
-                    raise CalibrationError(f"it has fits_on={loaded.fits_on!r}; give estimate or content_free")
+                if loaded.fits_on not in FITTED_ON:
+                    raise CalibrationError(f"it has fits_on={loaded.fits_on!r}; give one of {', '.join(FITTED_ON)}")
                 loaded().check_params()
                 found[point.name] = f"{loaded.__module__}:{loaded.__qualname__}"  # its package may show it elsewhere
             except Exception as error:
@@ -77,6 +82,11 @@ def get_calibrator(name: str) -> type[Calibrator]:
             f"There is no calibrator named {name!r}; the known ones are {known} and none, the raw scores.{near}"
         )
     return pkgutil.resolve_name(CALIBRATORS[name])
+
+
+def default_names() -> list[str]:
+    """The calibrators that nobody has to name; the others are for those who ask."""
+    return [name for name in CALIBRATORS if get_calibrator(name).by_default]
 
 
 def make_calibrator(name: str, params: Mapping[str, Any]) -> Calibrator:

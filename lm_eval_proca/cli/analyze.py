@@ -12,7 +12,7 @@ from lm_eval.utils import setup_logging
 
 from lm_eval_proca import distributed
 from lm_eval_proca.calibration.base import Calibrator
-from lm_eval_proca.calibration.registry import CALIBRATORS
+from lm_eval_proca.calibration.registry import default_names
 from lm_eval_proca.cli.options import (
     WholeNumbers,
     add_backend_options,
@@ -27,10 +27,10 @@ from lm_eval_proca.compare.formats.tabular import text_table, write_rows
 from lm_eval_proca.distributed import is_first_process
 from lm_eval_proca.errors import ProcaError, ResultsError, did_you_mean
 from lm_eval_proca.paper import ANALYSES, get_analysis
-from lm_eval_proca.paper.analysis import MissingMatplotlib
+from lm_eval_proca.paper.analysis import Analysis, MissingMatplotlib
 from lm_eval_proca.paper.observations import runs_of, usable
 from lm_eval_proca.runs.score_files import find_score_tables, read_run
-from lm_eval_proca.scores.fitting import make_calibrators
+from lm_eval_proca.scores.fitting import fit_all, in_words, make_calibrators
 from lm_eval_proca.scores.score_table import ScoreTable
 from lm_eval_proca.sweep.cell import Cell, cell_scores
 from lm_eval_proca.sweep.runner import evaluate_cell, run_cells
@@ -51,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--output", required=True, metavar="DIR", help="gets NAME.csv and NAME.png, and in runs/ the runs made for them"
     )
+    add("--calibrators", metavar="NAMES", help="e.g. bc,bc_prob,ucpa (default: those that a run has by default)")
     add_param_option(parser)
 
     runs = parser.add_argument_group("instead of FILE, runs with a model (start again after any interruption)")
@@ -78,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
         raise ResultsError(
             f"`analyze {ALL}` makes the paper's runs; choose one analysis to give files, tasks, shots or seeds."
         )
-    calibrators = make_calibrators(CALIBRATORS, calibrator_params(args.param))
+    calibrators = _calibrators(analyses, args)
     failures: list[str] = []
     if args.files:
         tables_of = {args.name: [read_run(path) for path in find_score_tables(args.files)]}
@@ -93,12 +94,19 @@ def run(args: argparse.Namespace) -> int:
     for name, tables in tables_of.items():
         try:
             if tables:
-                _analyze(name, tables, calibrators, Path(args.output))
+                _analyze(name, tables, calibrators, Path(args.output), asked=bool(args.calibrators))
         except ProcaError as error:  # the other analyses go on
             failures.append(str(error))
     for sentence in failures:
         print(f"lm-eval-proca analyze: {sentence}", file=sys.stderr)
     return 1 if failures else 0
+
+
+def _calibrators(analyses: Sequence[str], args: argparse.Namespace) -> dict[str, Calibrator]:
+    """Those that are named, or the default ones; and those that an analysis cannot do without."""
+    chosen = names([args.calibrators]) if args.calibrators else default_names()
+    needed = [name for analysis in analyses for name in get_analysis(analysis).needs]
+    return make_calibrators(dict.fromkeys([*chosen, *needed]), calibrator_params(args.param))
 
 
 def _cells(name: str, args: argparse.Namespace) -> list[Cell]:
@@ -132,7 +140,9 @@ def _tables_of_model(
     return tables, list(failed.values())
 
 
-def _analyze(name: str, tables: Sequence[ScoreTable], calibrators: Mapping[str, Calibrator], output: Path) -> None:
+def _analyze(
+    name: str, tables: Sequence[ScoreTable], calibrators: Mapping[str, Calibrator], output: Path, *, asked: bool
+) -> None:
     """Write every observation, print the means, draw the figure."""
     analysis = get_analysis(name)
     fitting, reasons = usable(tables, analysis.requirements)
@@ -150,8 +160,17 @@ def _analyze(name: str, tables: Sequence[ScoreTable], calibrators: Mapping[str, 
         print(f"\n{text_table(further)}")
     if found.note:
         print(f"note: {found.note}")
+    for sentence in in_words(_without_row(found, runs, calibrators)) if asked else ():
+        print(f"note: {sentence}")
     print(f"every observation: {write_rows(found.observed, output / f'{name}.csv')}")
     try:
         print(f"figure: {found.plot().save(output / f'{name}.png')}\n")
     except MissingMatplotlib as error:
         print(f"no figure: {error}", file=sys.stderr)
+
+
+def _without_row(found: Analysis, runs: Sequence[ScoreTable], calibrators: Mapping[str, Calibrator]) -> dict[str, str]:
+    """Calibrators that no table could fit, and why the first could not; none where the analysis is not about them."""
+    seen = {one.get("calibrator") for one in found.observed}
+    missing = {} if seen == {None} else {name: one for name, one in calibrators.items() if name not in seen}
+    return fit_all(runs[0], missing)[1]

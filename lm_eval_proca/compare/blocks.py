@@ -11,7 +11,10 @@ from lm_eval_proca.compare.results import Notice
 from lm_eval_proca.metrics import grouped, mean, standard_deviation
 
 RAW_METHOD = "raw"
-METHOD_ORDER = (RAW_METHOD, "bc", "bc-g", "conca", "proca-g", "proca", "proca_a", "proca_h")
+METHOD_ORDER = (
+    *(RAW_METHOD, "bc", "bc-g", "conca", "domain", "bc_prob", "ucpa"),
+    *("proca-g", "proca", "proca_a", "proca_h"),
+)
 DECIMALS = 1
 """Of the per cent shown; methods that look equal in a table are equally best."""
 

@@ -35,8 +35,8 @@ def method_name(filter_name: str, task_config: Mapping[str, Any], generated: boo
     if filter_name == RAW:
         return "raw"
     functions = {str(step.get("function")) for step in _steps(filter_name, task_config)}
-    fitted_on_estimate = any(get_calibrator(name).fits_on == "estimate" for name in functions & set(CALIBRATORS))
-    return f"{filter_name}-g" if generated and fitted_on_estimate else filter_name
+    fitted_on = {get_calibrator(name).fits_on for name in functions & set(CALIBRATORS)}
+    return f"{filter_name}-g" if generated and fitted_on & {"estimate", "domain"} else filter_name
 
 
 def ensemble_name(method: str, prompts: int) -> str:

@@ -34,6 +34,9 @@ EVAL_SEED = 0
 CONTENT_FREE_TEXTS = ("N/A", "", "[MASK]")
 """The three content-free inputs of contextual calibration (Zhao et al. 2021), which the paper compares with."""
 
+DOMAIN_TEXTS = 20
+"""How many texts of random words domain-context calibration (Fei et al. 2023) is fitted on."""
+
 ESTIMATE_FILE_KEY = "lm_eval_proca"
 """The first line of a generated estimate set is {ESTIMATE_FILE_KEY: provenance}; every other line is a document."""
 
@@ -189,6 +192,30 @@ def content_free_docs(
     """One document per content-free text, which stands in for all text fields together."""
     blank = without_label(example, label_column)
     return [UnlabeledDoc({**blank, **dict.fromkeys(text_fields, text)}) for text in CONTENT_FREE_TEXTS]
+
+
+def domain_docs(
+    example: Mapping[str, Any],
+    rows: Sequence[Mapping[str, Any]],
+    text_fields: Sequence[str],
+    label_column: str | None,
+    seed: int | None,
+) -> list[UnlabeledDoc]:
+    """Documents whose text fields are random words of the same field of unlabeled rows, each of its mean length.
+
+    A word is what blanks separate, as it stands in the rows, and frequent ones are drawn more often. The released code
+    of Fei et al. differs in details: it takes the words of the evaluated texts in lower case, rounds lengths up, and
+    ends each text with " .". The seed is mixed with a word, so that this draw is independent of that of the rows.
+    """
+    blank, rnd = without_label(example, label_column), Random(f"domain-{seed}")
+    words = {name: [str(row[name]).split() for row in rows] for name in text_fields}
+    pools = {name: [word for text in texts for word in text] for name, texts in words.items()}
+    lengths = {name: max(1, round(len(pool) / len(rows))) for name, pool in pools.items() if pool}
+
+    def drawn(name: str) -> str:  # a field without any word, such as an empty title, stays so
+        return " ".join(rnd.choices(pools[name], k=lengths[name])) if name in lengths else ""
+
+    return [UnlabeledDoc({**blank, **{name: drawn(name) for name in text_fields}}) for _ in range(DOMAIN_TEXTS)]
 
 
 def draw_rows(pool: Sequence[Doc], size: int, seed: int | None, *, allowed: Callable[[Any], bool]) -> list[Doc]:

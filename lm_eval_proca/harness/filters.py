@@ -10,7 +10,7 @@ import importlib.metadata
 import logging
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import count
 from pathlib import Path
@@ -56,6 +56,8 @@ class ScoringPlan:
     """Those that only calibrators are fitted on; their ids come after those of all evaluation documents."""
     records: Sequence[RunRecord]
     """One for each prompt."""
+    drawn: Mapping[str, str] = field(default_factory=dict)
+    """Hashes of inputs that were drawn at random and are no rows of the data, by their role."""
 
     @property
     def record(self) -> RunRecord:
@@ -245,12 +247,18 @@ def calibrate(
         tables.append(table)
         fitted.append(fits)
     fits = {name: one for name, one in fitted[0].items() if name not in failures}
-    record = recorded(tables[0], fits, failures)
+    record = _naming_inputs(recorded(tables[0], fits, failures), calibrators, plan.drawn)
     prompts = compute_once(partial(methods_of, tables, fitted)) if len(tables) > 1 else {}
     record = replace(record, together=report(prompts, tables[0].gold_of("eval")))
     if is_first_process():
         _warn(record, tables[0])
     return Calibration(fits, record, prompts)
+
+
+def _naming_inputs(record: RunRecord, calibrators: Mapping[str, Calibrator], drawn: Mapping[str, str]) -> RunRecord:
+    """The report of a fit on inputs that were drawn says which they were: no other field of the record does."""
+    named = {name: {"inputs_hash": drawn[role]} for name in record.fits if (role := calibrators[name].fits_on) in drawn}
+    return replace(record, fits={name: {**told, **named.get(name, {})} for name, told in record.fits.items()})
 
 
 def missing_representations(scored: Sequence[ScoredDocument]) -> str:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from lm_eval_proca.calibration.base import Calibrator
-from lm_eval_proca.calibration.registry import CALIBRATORS
+from lm_eval_proca.calibration.registry import CALIBRATORS, default_names
 from lm_eval_proca.errors import CalibrationError, TaskError, did_you_mean
 from lm_eval_proca.harness.prompts import KINDS, read_templates, template_of
 from lm_eval_proca.representations import Layer
@@ -249,8 +249,8 @@ MEANINGLESS_METRICS = {
 }
 
 
-def default_filters(names: Iterable[str] = CALIBRATORS) -> list[dict[str, Any]]:
-    """Raw scores, and calibrators; by default every one there is."""
+def filters_of(names: Iterable[str]) -> list[dict[str, Any]]:
+    """Raw scores, and calibrators with their usual parameters."""
     calibrated = [{"name": name, "filter": [{"function": name}]} for name in names if name != RAW]
     return [{"name": RAW, "filter": [{"function": "take_first"}]}, *calibrated]
 
@@ -260,7 +260,7 @@ def chosen_filters(filters: Sequence[Mapping[str, Any]], names: Sequence[str]) -
     used = {id(entry): {step["function"] for step in entry["filter"]} & set(CALIBRATORS) for entry in filters}
     missing = [name for name in names if not any(name in calibrators for calibrators in used.values())]
     kept = [entry for entry in filters if used[id(entry)] <= set(names)]
-    return [*kept, *default_filters(missing)[1:]]
+    return [*kept, *filters_of(missing)[1:]]
 
 
 @dataclass(frozen=True)
@@ -284,7 +284,7 @@ def set_up(given: Mapping[str, Any]) -> TaskSetup:
     config["metadata"] = without_settings(metadata)
     config.setdefault("metric_list", [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}])
     chosen = "filter_list" in config or settings.calibrators is not None
-    config.setdefault("filter_list", default_filters())
+    config.setdefault("filter_list", filters_of(default_names()))
     if settings.calibrators is not None:
         config["filter_list"] = chosen_filters(config["filter_list"], settings.calibrators)
     check_config(name, config, settings.text_fields)

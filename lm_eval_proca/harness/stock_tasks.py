@@ -23,6 +23,7 @@ from lm_eval.tasks.manager import TaskDict
 from lm_eval.utils import handle_non_serializable, hash_string
 
 from lm_eval_proca.calibration.base import Calibrator
+from lm_eval_proca.calibration.registry import CALIBRATORS
 from lm_eval_proca.distributed import gather, is_first_process
 from lm_eval_proca.errors import TaskError
 from lm_eval_proca.harness.documents import Doc, Document, UnlabeledRows, draw_rows
@@ -91,8 +92,8 @@ def _warn_of_unread(given: Mapping[str, Any]) -> None:
 
 
 def _warn_of_impossible(names: Iterable[str]) -> None:
-    if impossible := sorted(set(names) - {RAW, *calibrators_of_documents()}):
-        told = "needs content-free inputs, which lm-eval's own tasks do not score: no row for it"
+    if impossible := sorted(set(names) - {RAW, *calibrators_of_documents(names=CALIBRATORS)}):
+        told = "needs content-free inputs or random words, which lm-eval's own tasks do not score: no row for it"
         logger.warning("proca.calibrators: %s %s", ", ".join(impossible), told)
 
 
@@ -235,11 +236,10 @@ class StockTask(Calibrated):
         self.announcement.calibrates(self.config.task, how, further_requests=requests, many_prompts=drawn)
 
     def _chosen_calibrators(self, labels: int) -> dict[str, Calibrator]:
-        """Those that were asked for, as far as the documents are enough for them; else all that suit."""
-        possible, names = calibrators_of_documents(), self.given.get("calibrators")
-        return (
-            suited(possible, labels) if names is None else {name: possible[name] for name in names if name in possible}
-        )
+        """Those that were asked for, as far as the documents are enough for them; else the default ones that suit."""
+        if (names := self.given.get("calibrators")) is None:
+            return suited(calibrators_of_documents(), labels)
+        return calibrators_of_documents(names=[name for name in names if name != RAW])
 
     def _requested(self, options: Mapping[str, Any]) -> Requested:
         """What the requests show. Functions of the task may draw at random, so they are not called again."""

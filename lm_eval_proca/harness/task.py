@@ -35,6 +35,7 @@ from lm_eval_proca.harness.documents import (
     check_dataset,
     check_templates,
     content_free_docs,
+    domain_docs,
     draw_rows,
     fixed_part,
     in_one_line,
@@ -272,7 +273,8 @@ class CalibratedTask(Calibrated):
     """Use from YAML as `class: !function lm_eval_proca.CalibratedTask`, with a `calibration:` block.
 
     Every evaluation document is scored as in the same task without this class. Behind the same prompt come the
-    estimate documents and the content-free documents, with document ids after those of the evaluation.
+    documents that calibrators are fitted on (the estimate set, content-free inputs, random words), with document ids
+    after those of the evaluation.
     """
 
     def __init__(
@@ -526,11 +528,17 @@ class CalibratedTask(Calibrated):
         }
         blank = content_free_docs(self.eval_docs[0], self.settings.text_fields, self.label_column)
         roles = {calibrator.fits_on for calibrator in self.calibrators.values()}
-        unlabeled = self.unlabeled_rows() if "estimate" in roles or self.settings.estimate_file else UnlabeledRows()
-        if "content_free" in roles or self.settings.estimate_file:
+        wants_rows = roles & {"estimate", "domain"} or self.settings.estimate_file
+        unlabeled = self.unlabeled_rows() if wants_rows else UnlabeledRows()
+        words = self._random_words(unlabeled) if "domain" in roles else []
+        if roles & {"content_free", "domain"} or self.settings.estimate_file:
             self._check_shown_columns(blank[0], options)
         further: dict[int, Doc] = {}
-        rows = {"estimate": (unlabeled.docs, unlabeled.gold), "content_free": (blank, [NO_GOLD] * len(blank))}
+        rows = {
+            "estimate": (unlabeled.docs, unlabeled.gold),
+            "content_free": (blank, [NO_GOLD] * len(blank)),
+            "domain": (words, [NO_GOLD] * len(words)),
+        }
         for role in (role for role in rows if role in roles):
             for index, (doc, gold) in enumerate(zip(*rows[role], strict=True)):
                 documents[total + len(further)] = Document(role, index, gold)
@@ -555,7 +563,14 @@ class CalibratedTask(Calibrated):
         )
         records = [self._under(prompt, record, blank[1], options) for prompt in self.prompts]
         self.check_prompts(records)
-        return ScoringPlan(documents, further, records)
+        return ScoringPlan(
+            documents, further, records, {"domain": fingerprint(map(self.text_of, words))} if words else {}
+        )
+
+    def _random_words(self, unlabeled: UnlabeledRows) -> list[UnlabeledDoc]:
+        """Texts of random words of the unlabeled rows, the same for all prompts and processes."""
+        fields, column = self.settings.text_fields, self.label_column
+        return domain_docs(self.eval_docs[0], unlabeled.docs, fields, column, unlabeled.seed)
 
     def _under(self, prompt: Prompt, record: RunRecord, blank: Doc, options: Mapping[str, Any]) -> RunRecord:
         """The record of the run under a prompt; `blank` is the empty document."""

@@ -46,6 +46,8 @@ class Analysis(ABC):
     """The runs of the paper."""
     requirements: ClassVar[Sequence[Requirement]] = ()
     """What a table must have."""
+    needs: ClassVar[tuple[str, ...]] = ()
+    """Calibrators that it uses, whichever are asked for."""
     printed: ClassVar[tuple[str, ...]] = ("calibrator",)
     """The columns by which the command prints means, after those of the prompt."""
     note: ClassVar[str] = ""

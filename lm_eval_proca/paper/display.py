@@ -15,10 +15,17 @@ T = TypeVar("T", bound=Hashable)
 Looks = dict[str, dict[str, str]]
 """Colour and label of what is drawn, by its name."""
 
-METHODS = {"none": "raw", "conca": "ConCa", "bc": "BC", "proca": "ProCa", "proca_a": "ProCa-a", "proca_h": "ProCa-h"}
-COLOURS = dict(zip(METHODS, ("#8a8a8a", "#e69f00", "#0072b2", "#009e73", "#56b4e9", "#d55e00"), strict=True))
+METHODS = {
+    **{"none": "raw", "conca": "ConCa", "domain": "DC", "bc": "BC", "bc_prob": "BC-prob", "ucpa": "UCPA"},
+    **{"proca": "ProCa", "proca_a": "ProCa-a", "proca_h": "ProCa-h"},
+}
+COLOURS = {
+    **{"none": "#8a8a8a", "conca": "#e69f00", "bc": "#0072b2"},
+    **{"proca": "#009e73", "proca_a": "#56b4e9", "proca_h": "#d55e00"},
+    **{"domain": "#cc79a7", "bc_prob": "#f0e442", "ucpa": "#882255"},
+}
 """One colour per method in all figures, told apart with every kind of colour vision (Okabe and Ito)."""
-OTHER_COLOURS = ("#cc79a7", "#f0e442", "#882255")
+OTHER_COLOURS = ("#117733", "#999933", "#332288", "#aa4499")
 CLASS_COLOURS = ("#4a6fb5", "#cf4d4d")
 
 STYLE = Path(__file__).with_name("figures.mplstyle")
@@ -42,7 +49,7 @@ def lines_with_spread(ax: Any, observed: Sequence[Observation], key: str) -> lis
     places = sorted({one[key] for one in observed})
     for method, look in looks_of(observed).items():
         means, spread = spread_of(accuracies_by(observed, key, places, calibrator=method))
-        line, marker = ("--", None) if method in ("none", "conca") else ("-", "o")
+        line, marker = ("--", None) if method in ("none", "conca", "domain") else ("-", "o")
         ax.plot(places, means, line, marker=marker, markersize=3.5, **look)
         ax.fill_between(places, means - spread, means + spread, color=look["color"], alpha=0.15, linewidth=0)
     return places

@@ -26,7 +26,7 @@ from lm_eval_proca.sweep.grid import Grid
 SUPERVISED_SCORES, SUPERVISED_STATES = "labels_on_scores", "labels_on_states"
 """Logistic regressions with the labels of all estimate rows: what calibrators do without."""
 
-CLOUD_COLOURS = (*CLASS_COLOURS, *COLOURS.values(), *OTHER_COLOURS, "#117733", "#999933", "#332288", "#aa4499")
+CLOUD_COLOURS = (*CLASS_COLOURS, *COLOURS.values(), *OTHER_COLOURS)
 
 COMPONENTS = 64
 """Principal components per layer that these regressions read: more than proca_h, as labels can use more."""

@@ -31,6 +31,7 @@ class Prompts(Analysis):
     """Every method under every prompt of a set, and the ensemble of all prompts."""
 
     plan = Grid(("proca",), seeds=(0,), settings=(("prompts", 5),))  # the group of the nine
+    needs = (REFERENCE,)
     panel_size = (4.2, 3.2)
 
     @classmethod

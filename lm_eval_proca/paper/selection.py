@@ -20,6 +20,7 @@ class Ablation(Analysis):
     values: ClassVar[tuple[str, ...]]
     """Of the parameter that `printed` names."""
     panel_size = (3.8, 3.2)
+    needs = ("proca",)
     panel_by = ("model", "task")
     ylabel = "accuracy of ProCa (%)"
     colours: ClassVar[tuple[str, ...]] = ("#b9c4cf", "#6fb7a0", "#009e73")

@@ -39,6 +39,7 @@ class Thresholds(Analysis):
 
     plan = Grid(("proca_sst2",), seeds=(0, 1, 2, 3))
     requirements = (two_labels,)
+    needs = ("proca",)
     panel_by = ()
     shared_legend = False
     ylabel = ""

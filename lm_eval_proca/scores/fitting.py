@@ -12,7 +12,7 @@ from scipy.special import softmax
 from sklearn.base import clone
 
 from lm_eval_proca.calibration.base import Calibrator
-from lm_eval_proca.calibration.registry import BUILT_IN, CALIBRATORS, get_calibrator, make_calibrator
+from lm_eval_proca.calibration.registry import BUILT_IN, CALIBRATORS, default_names, get_calibrator, make_calibrator
 from lm_eval_proca.errors import CalibrationError
 from lm_eval_proca.metrics import Interval, LabelCounts, accuracy, count_labels, measures
 from lm_eval_proca.scores.record import RunRecord
@@ -37,12 +37,14 @@ def make_calibrators(names: Iterable[str], params: Params | None = None) -> dict
     return _made({name: {"function": name} for name in names if name != RAW}, params or {})
 
 
-def calibrators_of_documents(params: Params | None = None, *, representations: bool = True) -> dict[str, Calibrator]:
-    """One of each kind that is fitted on documents; content-free inputs would be further requests.
+def calibrators_of_documents(
+    params: Params | None = None, *, names: Iterable[str] | None = None, representations: bool = True
+) -> dict[str, Calibrator]:
+    """Those of `names`, by default of the default ones, that are fitted on documents; other inputs are more requests.
 
     What lm-eval logs has no `representations`.
     """
-    kinds = {name: get_calibrator(name) for name in CALIBRATORS}
+    kinds = {name: get_calibrator(name) for name in (default_names() if names is None else names)}
     suited = [name for name, kind in kinds.items() if representations or not kind.uses_representations]
     return make_calibrators([name for name in suited if kinds[name].fits_on == "estimate"], params)
 
@@ -55,13 +57,13 @@ def suited(calibrators: Mapping[str, Calibrator], n_labels: int) -> dict[str, Ca
 def calibrators_of_run(table: ScoreTable, params: Params | None = None) -> dict[str, Calibrator]:
     """Unfitted calibrators with the names and parameters of the run's filters, some of them changed by `params`.
 
-    A table without a record of filters gets one calibrator of each kind; every table, those of installed packages.
+    A table without a record of filters gets the default calibrators; every table, those of installed packages.
     """
     filters = table.record.filters
     if not filters:
-        return suited(make_calibrators(CALIBRATORS, params), len(table.labels))
+        return suited(make_calibrators(default_names(), params), len(table.labels))
     chosen = {name: step for name, steps in filters.items() for step in steps if step["function"] in CALIBRATORS}
-    of_packages = {name: {"function": name} for name in CALIBRATORS if name not in BUILT_IN}
+    of_packages = {name: {"function": name} for name in default_names() if name not in BUILT_IN}
     return _made(of_packages | chosen, params or {})
 
 
@@ -128,11 +130,11 @@ def fit(calibrator: Calibrator, table: ScoreTable, *, rows: np.ndarray | None = 
     """A copy of the calibrator, fitted on the rows of the table that it wants, and what it makes of evaluation rows.
 
     `rows` takes some of the documents that it is fitted on, by their positions in document order, and leaves
-    content-free inputs alone; `no_states` says why the table has no representations, if that is known better than the
+    other inputs alone; `no_states` says why the table has no representations, if that is known better than the
     calibrator can tell.
     """
     role = role_to_fit(calibrator, table)
-    rows = None if role == "content_free" else rows
+    rows = rows if role in ("estimate", "eval") else None
     _check(calibrator, table, role)
     documents = table.index_of("eval").tolist()
     folds = fold_of_rows(len(documents), len(table.labels)) if role == "eval" else None
@@ -211,9 +213,10 @@ def _given(table: ScoreTable, calibrator: Calibrator, role: str, rows: np.ndarra
 
 def _check(calibrator: Calibrator, table: ScoreTable, role: str) -> None:
     if not (table.role == role).any():
+        scored_by = "a run that asks for it (proca.calibrators=domain)" if role == "domain" else "a calibrated task"
         raise CalibrationError(
             f"{type(calibrator).__name__} is fitted on scores of {role.replace('_', '-')} inputs, which only the score "
-            f"table of a calibrated task has (--metadata proca.scores_dir=DIR)."
+            f"table of {scored_by} has (--metadata proca.scores_dir=DIR)."
         )
     if (reason := table.not_finite(("eval", role))) is not None:
         raise CalibrationError(f"{reason}; calibration needs finite scores (try another dtype).")

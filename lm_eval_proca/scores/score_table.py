@@ -25,7 +25,7 @@ from lm_eval_proca.scores.record import RunRecord
 if TYPE_CHECKING:
     import pandas as pd
 
-ROLES = ("eval", "estimate", "content_free")
+ROLES = ("eval", "estimate", "content_free", "domain")
 
 _WHOLE_NUMBERS = ("index", "gold", "estimate_gold")
 _METADATA_KEY = b"lm_eval_proca"
@@ -41,7 +41,7 @@ class ScoreTable:
     Attributes
     ----------
     role : ndarray of str, shape (n,)
-        "eval", "estimate" or "content_free".
+        "eval", "estimate", "content_free" or "domain" (texts of random words of the task).
     index : ndarray of int64, shape (n,)
         Document index within its role: for "eval" the position in the task's evaluation documents.
     gold : ndarray of int64, shape (n,)

@@ -9,7 +9,7 @@ from itertools import product
 from statistics import mean
 from typing import Any, NamedTuple
 
-from lm_eval_proca.harness.documents import CONTENT_FREE_TEXTS
+from lm_eval_proca.harness.documents import CONTENT_FREE_TEXTS, DOMAIN_TEXTS
 from lm_eval_proca.metrics import grouped
 from lm_eval_proca.sweep.cell import SPLIT, Cell, GivenSettings, Model
 from lm_eval_proca.sweep.runner import Failure, load_task
@@ -88,9 +88,10 @@ def _render(task: Any, cell: Cell) -> Prompts:
     rows = range(0, len(docs), max(1, len(docs) // PROMPTS_RENDERED))
     evaluated = min(cell.limit or len(docs), len(docs))
     prompts = prompts_of(cell) if cell.self_labelled else task.settings.prompts
+    random_words = any(one.fits_on == "domain" for one in task.calibrators.values()) * DOMAIN_TEXTS
     return Prompts(
         prompts=prompts,
-        documents=prompts * (evaluated + task.settings.estimate_size + len(CONTENT_FREE_TEXTS)),
+        documents=prompts * (evaluated + task.settings.estimate_size + len(CONTENT_FREE_TEXTS) + random_words),
         labels=len(task.labels),
         rendered=[task.fewshot_context(docs[i], num_fewshot=cell.num_fewshot) for i in rows[:PROMPTS_RENDERED]],
     )

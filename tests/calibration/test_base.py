@@ -89,7 +89,7 @@ def test_never_writes_into_the_scores(calibrator):
 
 def test_says_which_calibrators_there_are():
     with pytest.raises(
-        CalibrationError, match=r"the known ones are bc, conca, proca, proca_a.* and none, the raw scores"
+        CalibrationError, match=r"the known ones are bc, bc_prob, conca, domain, proca.* and none, the raw scores"
     ):
         get_calibrator("platt")
 

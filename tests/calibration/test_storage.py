@@ -38,7 +38,10 @@ def rewrite(path: Path, change) -> None:
     ("name", "params"),
     [
         ("bc", {}),
+        ("bc_prob", {}),
         ("conca", {}),
+        ("domain", {}),
+        ("ucpa", {"prior": [0.1, 0.2, 0.3, 0.4]}),
         *(("proca", {"n_init": 3, "covariance_type": kind}) for kind in ("full", "tied", "diag")),
         ("proca", {"n_init": np.int64(3), "tol": 1e-2, "weights": "fitted", "features": "prob"}),
     ],

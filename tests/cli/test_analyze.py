@@ -160,3 +160,20 @@ def test_proportions_reach_the_prompts(
         shown = [label for sentence, label in rows_of.items() if sentence.strip() in prompt]
         negative, positive = re.search(r"demonstration_counts=(\d)\D+(\d)", run.name).groups()
         assert (shown.count(0), shown.count(1)) == (int(negative), int(positive))
+
+
+def test_calibrators_by_name(tmp_path: Path, capsys: Output) -> None:
+    pytest.importorskip("matplotlib").use("Agg")
+    files = table_files("size", tmp_path / "scores")
+    command = ["analyze", "size", str(files), "--output", str(tmp_path), "--param", "ucpa.max_iter=50"]
+    assert main([*command, "--calibrators", "bc,bc_prob,ucpa,domain"]) == 0
+    with (tmp_path / "size.csv").open(newline="") as lines:
+        assert {row["calibrator"] for row in csv.DictReader(lines)} == {"none", "bc", "bc_prob", "ucpa"}
+    assert "note: no row for domain: DomainContextCalibrator is fitted on scores of domain" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["selection", "thresholds", "prompts"])
+def test_what_an_analysis_cannot_do_without_need_not_be_named(name: str, tmp_path: Path, capsys: Output) -> None:
+    pytest.importorskip("matplotlib").use("Agg")
+    files = table_files(name, tmp_path / "scores")
+    assert main(["analyze", name, str(files), "--output", str(tmp_path), "--calibrators", "bc_prob"]) == 0

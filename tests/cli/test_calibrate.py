@@ -287,3 +287,31 @@ def test_a_reader_that_leaves_costs_no_number(tmp_path: Path) -> None:
     assert process.returncode == 141
     assert said == f"numbers written to {tmp_path / 'again.json'}\n"
     assert len(json.loads((tmp_path / "again.json").read_text())) == 72
+
+
+def test_published_methods_by_name(tmp_path: Path, data_dir: Path, capsys: Output) -> None:
+    """A table of a default run serves those that are fitted on documents; random words must have been scored."""
+    import lm_eval
+    from lm_eval.tasks import TaskManager
+
+    settings = {"proca.data_dir": str(data_dir), "proca.estimate_size": 80, "proca.scores_dir": str(tmp_path)}
+    asked = {**settings, "proca.calibrators": "bc/domain", "proca.scores_dir": str(tmp_path / "asked")}
+    for metadata in (settings, asked):
+        manager = TaskManager(include_path=str(ROOT / "task_configs"), include_defaults=False, metadata=metadata)
+        lm_eval.simple_evaluate(model="dummy", tasks=["proca_sst2"], task_manager=manager, bootstrap_iters=0)
+    [default], [with_words] = tmp_path.glob("*.parquet"), (tmp_path / "asked").glob("*.parquet")
+    named = ["--calibrators", "none,bc_prob,ucpa,domain", "--param", "ucpa.prior=[0.3,0.7]"]
+    assert main(["calibrate", str(default), *named]) == 0
+    printed = capsys.readouterr().out
+    assert set(printed_accuracies(printed)) == {"none", "bc_prob", "ucpa"}
+    assert "no row for domain: DomainContextCalibrator is fitted on scores of domain inputs, which only" in printed
+    assert "proca.calibrators=domain" in printed
+    assert main(["calibrate", str(with_words), *named]) == 0
+    assert set(printed_accuracies(capsys.readouterr().out)) == {"none", "bc_prob", "ucpa", "domain"}
+    assert main(["calibrate", str(with_words)]) == 0  # those of the run
+    assert set(printed_accuracies(capsys.readouterr().out)) == {"none", "bc", "domain"}
+    saved = tmp_path / "domain.json"
+    assert main(["calibrate", str(with_words), "--calibrators", "domain", "--save", str(saved)]) == 0
+    capsys.readouterr()
+    assert main(["apply", str(saved), str(with_words)]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 121

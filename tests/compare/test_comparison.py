@@ -14,6 +14,7 @@ from sklearn.metrics import recall_score
 from lm_eval_proca.compare.comparison import Report, compare
 from lm_eval_proca.compare.formats import spreadsheet, terminal
 from lm_eval_proca.compare.formats.structured import as_dict
+from lm_eval_proca.compare.names import method_name
 from lm_eval_proca.compare.page import render_page
 from lm_eval_proca.errors import ResultsError
 from tests.output_folders import Matrix, write_output
@@ -438,3 +439,15 @@ def test_the_leaderboard_has_intervals_where_documents_are_logged(lm_eval_folder
     assert ",low,high" in spreadsheet.render(report)
     not_logged = compare([write_result(accuracy={"none": 0.5, "proca": 0.9}).parent])
     assert {one.interval for one in not_logged.leaderboards[0].standings} == {None}
+
+
+def test_published_methods_have_a_fixed_place(write_result):
+    methods = {"none": 0.5, "ucpa": 0.6, "domain": 0.7, "bc_prob": 0.7, "conca": 0.6, "bc": 0.6, "proca": 0.6}
+    folder = write_result(accuracy=methods).parent
+    assert compare([folder]).methods == ["raw", "bc", "conca", "domain", "bc_prob", "ucpa", "proca"]
+
+
+@pytest.mark.parametrize(("name", "shown"), [("domain", "domain-g"), ("ucpa", "ucpa-g"), ("conca", "conca")])
+def test_random_words_of_generated_rows_are_generated_too(name, shown):
+    assert method_name(name, {}, generated=True) == shown
+    assert method_name(name, {}, generated=False) == name

@@ -463,3 +463,6 @@ def test_a_run_chooses_its_calibrators(evaluate, few: dict, caplog) -> None:
     assert rows_of(results, "quiz_few") == {"acc,none", "acc_norm,none", "acc,bc"}
     assert results["results"]["quiz_few"]["acc,bc"] == few["acc,bc"]
     assert "proca.calibrators: conca needs content-free inputs" in caplog.text
+    results = evaluate("quiz_few", settings={"calibrators": "bc/bc_prob/domain/ucpa"})
+    assert rows_of(results, "quiz_few") == {"acc,none", "acc_norm,none", "acc,bc", "acc,bc_prob", "acc,ucpa"}
+    assert "proca.calibrators: domain needs content-free inputs or random words" in caplog.text

@@ -130,7 +130,7 @@ BROKEN = {
     "other": ("broken:Other", "CalibrationError: it is no subclass of lm_eval_proca.Calibrator"),
     "unfinished": ("broken:Unfinished", "TypeError: Can't instantiate abstract class Unfinished"),
     "demanding": ("broken:Demanding", "TypeError: Demanding.__init__() missing 1 required"),
-    "elsewhere": ("broken:Elsewhere", "CalibrationError: it has fits_on='train'; give estimate or content_free"),
+    "elsewhere": ("broken:Elsewhere", "CalibrationError: it has fits_on='train'; give one of estimate, content_free"),
     "proca": ("broken:Fine", "CalibrationError: its name is taken, give it another"),
     "none": ("broken:Fine", "CalibrationError: its name is taken, give it another"),
 }
@@ -164,4 +164,4 @@ def test_a_broken_package_costs_its_own_row_and_one_sentence(run: Run, table: st
         assert reason in sentence
     assert "Traceback" not in done.stderr
     known = run("-c", "from lm_eval_proca.calibration.registry import CALIBRATORS; print(*CALIBRATORS)").stdout.split()
-    assert known == ["bc", "conca", "proca", "proca_a", "proca_h", "fine"]
+    assert known == ["bc", "bc_prob", "conca", "domain", "proca", "proca_a", "proca_h", "ucpa", "fine"]
