@@ -199,7 +199,7 @@ def self_labelled(tables: list[ScoreTable]) -> list[ScoreTable]:
 
 
 def test_self_labelled_prompts_that_agree_answer_together() -> None:
-    tables, calibrators = made_prompts(4), make_calibrators(["bc"])
+    tables, calibrators = made_prompts(4, noise=0.5), make_calibrators(["bc"])
     plain, guarded = (calibrate_together(some, calibrators) for some in (tables, self_labelled(tables)))
     assert plain.methods["bc"].kappa > 0.4
     np.testing.assert_array_equal(guarded.methods["bc"].together, plain.methods["bc"].together)
@@ -208,7 +208,7 @@ def test_self_labelled_prompts_that_agree_answer_together() -> None:
 
 def test_self_labelled_prompts_that_disagree_leave_the_answer_to_the_first() -> None:
     """Their labels are turned round at random: what they showed was no help, and prompt 0 knows better."""
-    tables, calibrators = made_prompts(4), make_calibrators(["bc"])
+    tables, calibrators = made_prompts(4, noise=0.5), make_calibrators(["bc"])
     rng = np.random.default_rng(0)
     for table in tables[1:]:
         turned = rng.random(len(table.scores)) < 0.5
