@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +19,10 @@ from lm_eval_proca.scores.score_table import ScoreTable
 from lm_eval_proca.sweep.cell import Model
 from lm_eval_proca.sweep.runner import evaluate_cell, load_task
 from lm_eval_proca.sweep.self_labelled import pick
+from tests.conftest import ROOT
+from tests.launch import launchers, started
 from tests.sweep.made_cells import made_cell
+from tests.sweep.test_sweep import wait_until
 
 
 class TestPick:
@@ -168,6 +173,56 @@ def test_a_lost_cell_comes_again_to_the_digit(finished: Path, options: list[str]
     scores = [sorted((cell(one, "2shot") / "scores").glob("*.parquet")) for one in (finished, again)]
     for ours, theirs in zip(*map(list, scores), strict=True):
         assert ScoreTable.load(ours).scores == pytest.approx(ScoreTable.load(theirs).scores, abs=1e-4)
+
+
+def outcome(finished: Path) -> tuple[dict[str, float], list[dict]]:
+    """Accuracies of the second pass, and what was shown."""
+    (results,) = cell(finished, "2shot").glob("results_*.json")
+    metrics = json.loads(results.read_text())["results"]["proca_sst2"]
+    found = {key: one for key, one in metrics.items() if key.startswith("acc") and "stderr" not in key}
+    return found, demonstrations(finished)[1]
+
+
+def test_a_kill_in_either_pass_loses_only_that_pass(
+    finished: Path, options: list[str], start_command: Callable, tmp_path: Path
+):
+    runs = tmp_path / "runs"
+
+    def run_until(seen: str) -> None:
+        sweep = start_command([*options, "--output_path", str(runs)], tmp_path / "log")
+        wait_until(lambda: any(runs.glob(seen)) or not sweep.is_alive())
+        sweep.kill()
+        sweep.join()
+
+    run_until("*/.unfinished-*0shot*")
+    assert not list(runs.glob("*/proca_sst2-0shot*/results_*.json")), "too late for a kill"
+    run_until("*/proca_sst2-0shot*")
+    run_until("*/.unfinished-*2shot*")
+    assert not list(runs.glob("*/proca_sst2-2shot*/results_*.json")), "too late for a kill"
+    written = {file: file.stat().st_mtime_ns for file in runs.glob("*/proca_sst2-0shot*/**/*")}
+    last = start_command([*options, "--output_path", str(runs)], tmp_path / "log")
+    last.join()
+    assert last.exitcode == 0, (tmp_path / "log").read_text()
+    assert {file: file.stat().st_mtime_ns for file in written} == written
+    assert outcome(runs) == outcome(finished)
+
+
+@pytest.mark.slow
+def test_two_processes_show_and_measure_the_same(finished: Path, options: list[str], tmp_path: Path):
+    # One document a batch, on both sides: rounding differs between batches, and decides who is more confident.
+    one_by_one = [*options, "--batch_size", "1", "--device", "cpu"]
+    [launcher] = launchers(processes=2)
+    commands = {
+        "one": [sys.executable, "-m", "lm_eval_proca.cli", *one_by_one],
+        "two": [*launcher, "-m", "lm_eval_proca.cli", *one_by_one],
+    }
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    for name, command in commands.items():
+        with started([[*command, "--output_path", str(tmp_path / name)]], environment, tmp_path / f"{name}.log") as [
+            run
+        ]:
+            assert run.end() == 0, run.log.read_text()
+    assert outcome(tmp_path / "two") == outcome(tmp_path / "one")
 
 
 def test_a_command_of_its_own_takes_what_a_sweep_has(finished: Path, options: list[str], tmp_path: Path, capsys):
