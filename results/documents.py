@@ -1,0 +1,64 @@
+"""Documents: what stands between two markers is written from a results file.
+
+<!-- table: NAME VIEW -->      <!-- figure: NAME -->
+…                              …
+<!-- end of table -->          <!-- end of figure -->
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from lm_eval_proca.errors import ResultsError
+from results.results_file import ROOT
+from results.table import Table
+
+BLOCK = re.compile(r"(<!-- (table|figure): (.*?) -->\n)(.*?)(\n?<!-- end of \2 -->)", re.DOTALL)
+BEGIN = re.compile(r"^<!-- (?:table|figure): .*? -->$", re.MULTILINE)
+FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
+DECIMAL = re.compile(r"(?<![\d.])\d+\.\d+(?!\.?\d)")
+"""A measured number, as a rule; 1.2.3 is a version."""
+MEASURED = 3
+"""A table with so many decimal numbers shows measurements."""
+AGE = ("*Made with version ", "*Version ")
+"""How the line begins that says how old the numbers above it are."""
+
+
+def documents(root: Path = ROOT) -> list[Path]:
+    return [*sorted(root.glob("*.md")), *sorted(root.glob("docs/*.md")), *sorted(root.glob("*/README.md"))]
+
+
+def written(document: Path, tables: Mapping[str, Table], root: Path = ROOT) -> str:
+    """The text of a document with its tables and figures as the results files have them."""
+
+    def block(found: re.Match[str]) -> str:
+        begin, kind, given, _, end = found.groups()
+        return f"{begin}{_shown(kind, given.split(), document, tables, root)}\n{end.lstrip()}"
+
+    text = document.read_text(encoding="utf-8")
+    if len(BEGIN.findall(text)) != len(BLOCK.findall(text)):
+        raise ResultsError(f"{document} has a marker without its end.")
+    return BLOCK.sub(block, text)
+
+
+def _shown(kind: str, words: list[str], document: Path, tables: Mapping[str, Table], root: Path) -> str:
+    table = tables.get(words[0])
+    if kind == "figure" and table is not None and table.figure and len(words) == 1:
+        return table.show_figure(document, root)
+    if kind == "table" and table is not None and len(words) == 2 and words[1] in table.views:
+        return table.show(words[1], root)
+    known = [f"{name} {view}" for name, one in tables.items() for view in one.views]
+    raise ResultsError(f"{document} has a marker `{kind}: {' '.join(words)}`; known are {', '.join(known)}.")
+
+
+def undated(document: Path) -> Iterator[str]:
+    """Measurements outside markers that do not say how old they are: the first line of each."""
+    text = FENCE.sub("", BLOCK.sub("", document.read_text(encoding="utf-8")))
+    blocks = [block for block in re.split(r"\n\s*\n", text) if block.strip()]
+    for block, following in zip(blocks, [*blocks[1:], ""], strict=True):
+        cells = [line for line in block.splitlines() if line.startswith("|")]
+        measured = len(DECIMAL.findall("\n".join(cells))) >= MEASURED
+        if (measured or block.startswith("![")) and not following.startswith(AGE):
+            yield block.splitlines()[0]
