@@ -68,9 +68,8 @@ class Sweep:
 
     def identities(self) -> list[dict[str, Any]]:
         """What decided the finished cells, first passes included."""
-        passes = (
-            [*map(first_pass, self._cells), *self._cells] if self._args.demonstrations == sweep.SELF else self._cells
-        )
+        firsts = map(first_pass, self._cells) if self._self_labelled else ()
+        cells = [*firsts, *self._cells]
         found = [folder / IDENTITY_FILE for cell in cells if (folder := self._find(cell)) is not None]
         return [json.loads(file.read_text(encoding="utf-8")) for file in found]
 
