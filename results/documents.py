@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 
 from lm_eval_proca.errors import ResultsError
@@ -57,7 +58,7 @@ def undated(document: Path) -> Iterator[str]:
     """Measurements outside markers that do not say how old they are: the first line of each."""
     text = FENCE.sub("", BLOCK.sub("", document.read_text(encoding="utf-8")))
     blocks = [block for block in re.split(r"\n\s*\n", text) if block.strip()]
-    for block, following in zip(blocks, [*blocks[1:], ""], strict=True):
+    for block, following in pairwise([*blocks, ""]):
         cells = [line for line in block.splitlines() if line.startswith("|")]
         measured = len(DECIMAL.findall("\n".join(cells))) >= MEASURED
         if (measured or block.startswith("![")) and not following.startswith(AGE):

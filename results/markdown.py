@@ -15,8 +15,8 @@ AVERAGE = "average"
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |".replace("|  |", "| |") for cells in lines)
+    header_line, *lines = ("".join(f"| {cell} " if cell else "| " for cell in cells) + "|" for cells in (header, *rows))
+    return "\n".join([header_line, "|---" * len(header) + "|", *lines])
 
 
 def bold(text: str) -> str:

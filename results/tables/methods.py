@@ -9,7 +9,7 @@ from lm_eval_proca.metrics import mean_by
 from lm_eval_proca.paper.display import distinct, short_name
 from lm_eval_proca.paper.methods import SUPERVISED_SCORES, SUPERVISED_STATES, Methods
 from lm_eval_proca.scores.fitting import make_calibrators
-from results.markdown import AVERAGE, TASKS, average, bold, by_task, gain, markdown, percent, value, best_in_bold
+from results.markdown import AVERAGE, TASKS, average, best_in_bold, bold, by_task, gain, markdown, percent, value
 from results.results_file import Row
 from results.sweeps import Sweep
 from results.table import Measured, Table

@@ -9,7 +9,7 @@ from lm_eval_proca.metrics import Observation, grouped
 from lm_eval_proca.paper.display import short_name
 from lm_eval_proca.paper.prompts import AVERAGE, Prompts
 from lm_eval_proca.scores.fitting import make_calibrators
-from results.markdown import TASKS, average, bold, by_task, gain, markdown, percent, best_in_bold
+from results.markdown import TASKS, average, best_in_bold, bold, by_task, gain, markdown, percent
 from results.results_file import Row
 from results.sweeps import Sweep
 from results.table import Measured, Table
