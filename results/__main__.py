@@ -38,7 +38,9 @@ def main(argv: list[str] | None = None) -> int:
 def _make(name: str, from_existing: bool) -> None:
     table = TABLES[name]
     if missing := table.not_given():
-        print(f"{name}: left as it is, because {', '.join(missing)} is not set to the --model_args of a model.")
+        print(
+            f"{name}: left as it is. It needs the --model_args of models in {', '.join(missing)}; see CONTRIBUTING.md."
+        )
         return
     table.make(from_existing=from_existing)
     print(f"{name}: written to {path_of(name).relative_to(ROOT)}", flush=True)

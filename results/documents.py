@@ -16,9 +16,11 @@ from lm_eval_proca.errors import ResultsError
 from results.results_file import ROOT
 from results.table import Table
 
-BLOCK = re.compile(r"(<!-- (table|figure): (.*?) -->\n)(.*?)(\n?<!-- end of \2 -->)", re.DOTALL)
-BEGIN = re.compile(r"^<!-- (?:table|figure): .*? -->$", re.MULTILINE)
-FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
+PLACES = ("*.md", "docs/*.md", "benchmarks/*.md", "task_configs/*.md")
+BLOCK = re.compile(r"^<!-- (table|figure): ([^\n]*) -->\n(?:.*?)^<!-- end of \1 -->$", re.DOTALL | re.MULTILINE)
+BEGIN = re.compile(r"^<!-- (?:table|figure): [^\n]* -->$", re.MULTILINE)
+FENCE = re.compile(r"(^```.*?^```)", re.DOTALL | re.MULTILINE)
+"""Examples: nothing is written there."""
 DECIMAL = re.compile(r"(?<![\d.])\d+\.\d+(?!\.?\d)")
 """A measured number, as a rule; 1.2.3 is a version."""
 MEASURED = 3
@@ -28,24 +30,25 @@ AGE = ("*Made with version ", "*Version ")
 
 
 def documents(root: Path = ROOT) -> list[Path]:
-    return [*sorted(root.glob("*.md")), *sorted(root.glob("docs/*.md")), *sorted(root.glob("*/README.md"))]
+    return [path for pattern in PLACES for path in sorted(root.glob(pattern))]
 
 
 def written(document: Path, tables: Mapping[str, Table], root: Path = ROOT) -> str:
     """The text of a document with its tables and figures as the results files have them."""
 
     def block(found: re.Match[str]) -> str:
-        begin, kind, given, _, end = found.groups()
-        return f"{begin}{_shown(kind, given.split(), document, tables, root)}\n{end.lstrip()}"
+        begin, end = found[0].splitlines()[0], found[0].splitlines()[-1]
+        return f"{begin}\n{_shown(found[1], found[2].split(), document, tables, root)}\n{end}"
 
-    text = document.read_text(encoding="utf-8")
-    if len(BEGIN.findall(text)) != len(BLOCK.findall(text)):
+    parts = FENCE.split(document.read_text(encoding="utf-8"))
+    if any(len(BEGIN.findall(part)) != len(BLOCK.findall(part)) for part in parts[::2]):
         raise ResultsError(f"{document} has a marker without its end.")
-    return BLOCK.sub(block, text)
+    parts[::2] = [BLOCK.sub(block, part) for part in parts[::2]]
+    return "".join(parts)
 
 
 def _shown(kind: str, words: list[str], document: Path, tables: Mapping[str, Table], root: Path) -> str:
-    table = tables.get(words[0])
+    table = tables.get(" ".join(words[:1]))
     if kind == "figure" and table is not None and table.figure and len(words) == 1:
         return table.show_figure(document, root)
     if kind == "table" and table is not None and len(words) == 2 and words[1] in table.views:
@@ -56,7 +59,7 @@ def _shown(kind: str, words: list[str], document: Path, tables: Mapping[str, Tab
 
 def undated(document: Path) -> Iterator[str]:
     """Measurements outside markers that do not say how old they are: the first line of each."""
-    text = FENCE.sub("", BLOCK.sub("", document.read_text(encoding="utf-8")))
+    text = BLOCK.sub("", FENCE.sub("", document.read_text(encoding="utf-8")))
     blocks = [block for block in re.split(r"\n\s*\n", text) if block.strip()]
     for block, following in pairwise([*blocks, ""]):
         cells = [line for line in block.splitlines() if line.startswith("|")]

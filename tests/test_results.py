@@ -101,6 +101,9 @@ def test_what_stands_between_markers_is_written_and_nothing_else(root: Path) -> 
     assert text.startswith("before\n\n<!-- table: prompts averages -->\n| |")
     assert text.endswith("|\n<!-- end of table -->\n\nafter\n")
     assert written(document, TABLES, root) == text
+    example = "```\n<!-- table: an example -->\n```\n"
+    document.write_text(example + text)
+    assert written(document, TABLES, root) == example + text
 
 
 @pytest.mark.parametrize("changed", ["README.md", "results/files/prompts.json"])

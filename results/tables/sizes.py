@@ -30,6 +30,7 @@ MODELS = {
 }
 """Their arguments, and millions of parameters."""
 METHODS = {"none": "raw", "conca": "`conca`", "bc": "`bc`", "proca": "`proca`", "proca_h": "`proca_h`"}
+LINES = {TOGETHER: "-", ONE: "--"}
 FOOTNOTE = "mean over nine tasks, 4 shots, three prompts, 100 evaluation rows per task"
 KINDS = {ONE: "one prompt", TOGETHER: "three together"}
 
@@ -92,13 +93,14 @@ class Figure:
         size_of = {row["model"]: row["millions"] for row in self.rows}
         found = _averages(self.rows)
         looks = looks_of({"calibrator": method} for method in METHODS)
-        for kind, line in ((ONE, "--"), (TOGETHER, "-")):
+        for kind, line in LINES.items():
             alike = [(size_of[model], numbers) for model, of_kind, numbers in found if of_kind == kind]
             for method, look in looks.items():
                 points = [(size, 100 * number) for size, all_ in alike if (number := all_[method]) is not None]
                 named = look if kind == TOGETHER else {"color": look["color"]}
                 if points:
                     ax.plot(*zip(*points, strict=True), line, marker="o", markersize=4, **named)
+        for kind, line in LINES.items():
             ax.plot([], [], line, color="#444444", label=KINDS[kind])
         ax.set_xscale("log")
         ax.set_xticks(list(size_of.values()), [f"{model}\n{size} M" for model, size in size_of.items()], fontsize=8)
