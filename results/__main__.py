@@ -11,6 +11,7 @@ from lm_eval.utils import setup_logging
 from lm_eval_proca.errors import ProcaError
 from results.documents import documents, written
 from results.results_file import ROOT, path_of
+from results.sweeps import INTERRUPTED
 from results.tables import TABLES
 
 
@@ -31,6 +32,8 @@ def main(argv: list[str] | None = None) -> int:
         except ProcaError as error:  # the other tables go on
             failed = True
             print(f"{name}: {error}", file=sys.stderr)
+        except KeyboardInterrupt:
+            return INTERRUPTED
     _write()
     return int(failed)
 

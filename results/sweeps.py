@@ -26,6 +26,7 @@ from lm_eval_proca.sweep.self_labelled import first_pass
 
 SMOLLM2 = "SMOLLM2"
 VARIABLE = re.compile(r"\$(\w+)")
+INTERRUPTED = 130
 ASSIGNMENT = f"{SMOLLM2}=$(lm-eval-proca demo --print-model-args)"
 
 
@@ -49,7 +50,10 @@ class Sweep:
     def run(self) -> None:
         """Run what is not finished. A sweep that is finished loads no model."""
         print(f"$ {self.command}", flush=True)
-        if cli.main(self._words[1:]):
+        status = cli.main(self._words[1:])
+        if status == INTERRUPTED:
+            raise KeyboardInterrupt
+        if status:
             raise ResultsError("The sweep did not finish; its message is above. The same command goes on from here.")
 
     def tables(self) -> list[ScoreTable]:

@@ -299,6 +299,10 @@ def test_tables_are_made_of_sweeps_and_finished_cells_are_taken(tiny: Path, monk
     ):
         made[table.name] = table.make(tiny)
         assert all(view(load(table.name, tiny).rows) for view in table.views.values())
+    assert prompts.TABLE.figure_is_of(made["prompts"], tiny)
+    with (tiny / "docs" / "figures" / "prompts.png").open("ab") as figure:
+        figure.write(b"another")
+    assert not prompts.TABLE.figure_is_of(made["prompts"], tiny)
     assert made["prompts"].runs == 2
     assert made["methods"].runs == 2 + 4
     assert {row["shots"] for row in made["methods"].rows} == {0, 2}
@@ -321,3 +325,12 @@ def test_tables_are_made_of_sweeps_and_finished_cells_are_taken(tiny: Path, monk
     assert (older.procedure, older.values) == (1, made["prompts"].values)
     with pytest.raises(ResultsError, match="is not finished in"):
         Sweep(WITH_SHOTS.replace("--seeds 0 1", "--seeds 0 7"), "Tiny").tables()
+
+
+@pytest.mark.parametrize(("status", "error"), [(1, ResultsError), (130, KeyboardInterrupt)])
+def test_a_sweep_that_does_not_finish(tiny: Path, monkeypatch: pytest.MonkeyPatch, status: int, error: type) -> None:
+    """No table is made of a part of it; after Ctrl-C, the sweeps of other tables do not begin."""
+    monkeypatch.setattr("lm_eval_proca.cli.main", lambda argv: status)
+    with pytest.raises(error):
+        replace(prompts.TABLE, sweeps=[Sweep(WITH_SHOTS, "Tiny")]).make(tiny)
+    assert not path_of("prompts", tiny).exists()
