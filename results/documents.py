@@ -23,6 +23,8 @@ FENCE = re.compile(r"(^```.*?^```)", re.DOTALL | re.MULTILINE)
 """Examples: nothing is written there."""
 DECIMAL = re.compile(r"(?<![\d.])\d+\.\d+(?!\.?\d)")
 """A measured number, as a rule; 1.2.3 is a version."""
+CODE_OR_ADDRESS = re.compile(r"`[^`]*`|\]\([^)]*\)")
+"""Numbers there are settings or names of papers."""
 MEASURED = 3
 """A table with so many decimal numbers shows measurements."""
 AGE = ("*Made with version ", "*Version ")
@@ -62,7 +64,7 @@ def undated(document: Path) -> Iterator[str]:
     text = BLOCK.sub("", FENCE.sub("", document.read_text(encoding="utf-8")))
     blocks = [block for block in re.split(r"\n\s*\n", text) if block.strip()]
     for block, following in pairwise([*blocks, ""]):
-        cells = [line for line in block.splitlines() if line.startswith("|")]
-        measured = len(DECIMAL.findall("\n".join(cells))) >= MEASURED
+        cells = "\n".join(line for line in block.splitlines() if line.startswith("|"))
+        measured = len(DECIMAL.findall(CODE_OR_ADDRESS.sub("", cells))) >= MEASURED
         if (measured or block.startswith("![")) and not following.startswith(AGE):
             yield block.splitlines()[0]

@@ -100,7 +100,9 @@ class Sweep:
     @cached_property
     def _cells(self) -> list[Cell]:
         args = self._args
-        grid = Grid(names(args.tasks), args.num_fewshot, args.seeds, settings_of(args), False, self._self_labelled)
+        grid = Grid(
+            names(args.tasks), args.num_fewshot, args.seeds, settings_of(args), self_labelled=self._self_labelled
+        )
         return grid.cells(args.include_path, args.limit)
 
     def _tables_of(self, cell: Cell) -> list[ScoreTable]:

@@ -162,6 +162,7 @@ def test_which_measurements_must_say_their_version(tmp_path: Path) -> None:
         f"```\n{measured}\n```": [],
         f"<!-- table: x y -->\n{measured}\n<!-- end of table -->": [],
         "| torch 2.4.0 | 1.2.3 |\n|---|---|\n| 4.5.6 | 7.8 |": [],
+        "| [a](b/2309.17249) | [a](b/2305.19148) |\n|---|---|\n| [a](b/2307.06713) | `0.5` 1.5 |": [],
         "![a figure](a.png)\n\nWords.": ["![a figure](a.png)"],
         "![a figure](a.png)\n\n*Made with version 0.1.0 (2026-11-18).*": [],
     }.items():
