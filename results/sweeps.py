@@ -25,6 +25,7 @@ from lm_eval_proca.sweep.grid import Grid
 from lm_eval_proca.sweep.self_labelled import first_pass
 
 SMOLLM2 = "SMOLLM2"
+SMOLLM2_ARGS = f"${SMOLLM2},dtype=float32"
 VARIABLE = re.compile(r"\$(\w+)")
 INTERRUPTED = 130
 ASSIGNMENT = f"{SMOLLM2}=$(lm-eval-proca demo --print-model-args)"

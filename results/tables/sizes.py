@@ -14,7 +14,7 @@ from lm_eval_proca.paper.analysis import DPI
 from lm_eval_proca.paper.display import STYLE, looks_of
 from results.markdown import average, best_in_bold, by_task, gain, markdown
 from results.results_file import Row
-from results.sweeps import Sweep
+from results.sweeps import SMOLLM2_ARGS, Sweep
 from results.table import Measured, Table
 from results.tables.prompts import ONE, TOGETHER, analysis_of, rows_of
 
@@ -23,7 +23,7 @@ COMMAND = (
     "--metadata proca.prompts=3 proca.estimate_size=200 --output_path .results/sizes"
 )
 MODELS = {
-    "SmolLM2-135M": ("$SMOLLM2,dtype=float32", 135),
+    "SmolLM2-135M": (SMOLLM2_ARGS, 135),
     "Gemma 3 270M": ("$GEMMA", 268),
     "Qwen2.5-Coder-0.5B": ("$QWEN_SMALL", 494),
     "Qwen2.5-Coder-1.5B": ("$QWEN_LARGE", 1544),
