@@ -25,7 +25,8 @@ from lm_eval_proca.sweep.grid import Grid
 from lm_eval_proca.sweep.self_labelled import first_pass
 
 SMOLLM2 = "SMOLLM2"
-SMOLLM2_ARGS = f"${SMOLLM2},dtype=float32"
+SMOLLM2_ARGS = f"${SMOLLM2},dtype=bfloat16,softmax_dtype=float32"
+EVERY_METHOD = "proca.calibrators=conca/domain/bc/bc_prob/ucpa/proca/proca_a/proca_h"
 VARIABLE = re.compile(r"\$(\w+)")
 INTERRUPTED = 130
 ASSIGNMENT = f"{SMOLLM2}=$(lm-eval-proca demo --print-model-args)"

@@ -11,12 +11,12 @@ from lm_eval_proca.paper.prompts import AVERAGE, Prompts
 from lm_eval_proca.scores.fitting import make_calibrators
 from results.markdown import TASKS, average, best_in_bold, bold, by_task, gain, markdown, percent
 from results.results_file import Row
-from results.sweeps import SMOLLM2_ARGS, Sweep
+from results.sweeps import EVERY_METHOD, SMOLLM2_ARGS, Sweep
 from results.table import Measured, Table
 
 SWEEP = Sweep(
     f"lm-eval-proca sweep --model_args {SMOLLM2_ARGS} --num_fewshot 4 --seeds 10 11 --limit 200 "
-    "--metadata proca.prompts=5 proca.estimate_size=400 --output_path .results/prompts",
+    f"--metadata proca.prompts=5 proca.estimate_size=400 {EVERY_METHOD} --output_path .results/prompts",
     model="SmolLM2-135M",
 )
 DRAWN = ("none", "conca", "bc", "proca", "proca_a", "proca_h")

@@ -13,13 +13,13 @@ from lm_eval_proca.metrics import mean_by
 from lm_eval_proca.paper.display import short_name
 from results.markdown import AVERAGE, TASKS, bold, by_task, gain, markdown, percent
 from results.results_file import Row
-from results.sweeps import SMOLLM2_ARGS, Sweep
+from results.sweeps import EVERY_METHOD, SMOLLM2_ARGS, Sweep
 from results.table import Measured, Table
 from results.tables import prompts
 
 SWEEP = Sweep(
     f"lm-eval-proca sweep --demonstrations self --model_args {SMOLLM2_ARGS} --num_fewshot 6 --seeds 10 11 "
-    "--limit 200 --metadata proca.estimate_size=400 --output_path .results/self",
+    f"--limit 200 --metadata proca.estimate_size=400 {EVERY_METHOD} --output_path .results/self",
     model="SmolLM2-135M",
 )
 METHODS = ("bc", "proca_h")
