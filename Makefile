@@ -14,11 +14,12 @@ DOCS := .docs
 # Real rows for tests/real: beside the checkout, when they are there.
 ifneq ($(wildcard ../shared/data),)
 export PROCA_TEST_DATA ?= $(abspath ../shared/data)
+results results-%: export PROCA_DATA_DIR ?= $(PROCA_TEST_DATA)
 endif
 # Nothing here needs the model hub; without this, libraries wait for it where it cannot be reached.
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test test-faults test-elsewhere test-matrix test-engines lint bench docs release clean
+.PHONY: demo test test-faults test-elsewhere test-matrix test-engines lint bench results docs release clean
 
 demo: $(INSTALLED)
 	@$(BIN)/lm-eval-proca demo
@@ -52,6 +53,14 @@ lint: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/python -m benchmarks
+
+# Every table and figure of README and docs that is made anew: sweeps in .results, which go on where they ended, files in
+# results/files, documents. `make results-prompts` makes one. CONTRIBUTING.md says which models it needs.
+results: $(INSTALLED)
+	$(BIN)/python -m results
+
+results-%: $(INSTALLED)
+	$(BIN)/python -m results $*
 
 # The documents as a site, in site/. The variable silences the notice that MkDocs Material is kept until May 2027 only.
 docs: $(DOCS)/.installed

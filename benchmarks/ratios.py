@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
-import os
-import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-import torch
+from results import machine
 
 RESULTS = Path(__file__).parent / "results"
-PACKAGES = ["lm-eval", "lm-eval-proca", "transformers", "torch", "scikit-learn", "numpy"]
+PACKAGES = list(machine.PACKAGES)
 
 
 @dataclass
@@ -64,15 +60,9 @@ def save(name: str, rows: list[Ratio], settings: dict[str, Any]) -> Path:
     path = RESULTS / f"{name}.json"
     report = {
         "benchmark": name,
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "machine": {
-            "processor": _processor(),
-            "cores": os.cpu_count(),
-            "threads": torch.get_num_threads(),
-            "system": f"{platform.system()} {platform.machine()}",
-            "python": platform.python_version(),
-        },
-        "versions": {package: _version(package) for package in PACKAGES},
+        "date": machine.now(),
+        "machine": machine.machine(),
+        "versions": machine.versions(PACKAGES),
         "settings": settings,
         "ratios": [asdict(row) for row in rows],
     }
@@ -85,19 +75,3 @@ def _short(value: Any) -> str:
     if isinstance(value, list):
         return "/".join(_short(item) for item in value)
     return f"{value:.3g}" if isinstance(value, float) else str(value)
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _processor() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor()

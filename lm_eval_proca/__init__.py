@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from lm_eval_proca.runs.frames import results_frame as results_frame
     from lm_eval_proca.scores.score_table import ScoreTable as ScoreTable
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 _HOME = {
     "AnchoredCalibrator": "calibration.anchored",

@@ -50,7 +50,7 @@ def test_the_readme_is_short() -> None:
     """For somebody with three minutes."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     prose = [line for line in prose_of(ROOT / "README.md").splitlines() if not line.startswith(("|", "!["))]
-    assert len(text.splitlines()) <= 150
+    assert len([line for line in text.splitlines() if not line.startswith("<!--")]) <= 150
     assert [line for line in prose if len(line) > 120] == []
 
 

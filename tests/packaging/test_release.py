@@ -53,7 +53,15 @@ def test_the_sdist_holds_what_is_built_and_tested(built: Path) -> None:
         names = {PurePosixPath(name).relative_to(sdist.name.removesuffix(".tar.gz")) for name in archive.getnames()}
     assert {PurePosixPath(name) for name in ("lm_eval_proca.pth", "tests/conftest.py", "docs/method.md")} <= names
     assert {name.parts[0] for name in names} == {
-        *("lm_eval_proca", "lm_eval_proca_discovery.py", "lm_eval_proca.pth", "task_configs", "tests", "docs"),
+        *(
+            "lm_eval_proca",
+            "lm_eval_proca_discovery.py",
+            "lm_eval_proca.pth",
+            "task_configs",
+            "results",
+            "tests",
+            "docs",
+        ),
         *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "CITATION.cff", "LICENSE", "Makefile", "constraints.txt"),
         *("pyproject.toml", "mkdocs.yml", "PKG-INFO", ".gitignore"),
     }

@@ -1,0 +1,126 @@
+"""The sweeps that tables are made of: a command as documents show it, and the cells that it fills."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from lm_eval_proca import cli
+from lm_eval_proca.cli import sweep
+from lm_eval_proca.cli.demo import packaged_model
+from lm_eval_proca.cli.options import model_of, names, settings_of
+from lm_eval_proca.errors import ResultsError
+from lm_eval_proca.scores.identity import IDENTITY_FILE
+from lm_eval_proca.scores.score_table import ScoreTable
+from lm_eval_proca.sweep.cell import Cell, Model, cell_folder, is_finished
+from lm_eval_proca.sweep.grid import Grid
+from lm_eval_proca.sweep.self_labelled import first_pass
+
+SMOLLM2 = "SMOLLM2"
+SMOLLM2_ARGS = f"${SMOLLM2},dtype=bfloat16,softmax_dtype=float32"
+EVERY_METHOD = "proca.calibrators=conca/domain/bc/bc_prob/ucpa/proca/proca_a/proca_h"
+VARIABLE = re.compile(r"\$(\w+)")
+INTERRUPTED = 130
+ASSIGNMENT = f"{SMOLLM2}=$(lm-eval-proca demo --print-model-args)"
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A command of one model, whose `--model_args` are a variable: no path of a machine is in it."""
+
+    command: str
+    model: str
+    """What tables call the model."""
+
+    @property
+    def variable(self) -> str:
+        [name] = VARIABLE.findall(self.command)
+        return str(name)
+
+    @property
+    def model_is_given(self) -> bool:
+        return self.variable in {SMOLLM2, *os.environ}
+
+    def run(self) -> None:
+        """Run what is not finished. A sweep that is finished loads no model."""
+        print(f"$ {self.command}", flush=True)
+        status = cli.main(self._words[1:])
+        if status == INTERRUPTED:
+            raise KeyboardInterrupt
+        if status:
+            raise ResultsError("The sweep did not finish; its message is above. The same command goes on from here.")
+
+    def tables(self) -> list[ScoreTable]:
+        """The score tables of all cells, those of each cell in the order of its prompts."""
+        return [table for cell in self._cells for table in self._tables_of(cell)]
+
+    def tables_of_first_passes(self) -> list[ScoreTable]:
+        """Of a self-labelled sweep: the cells at 0 shots that it begins with."""
+        return [table for cell in map(first_pass, self._cells) for table in self._tables_of(cell)]
+
+    def results(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """The task of each cell and what lm-eval has written about it."""
+        for cell in self._cells:
+            newest = max(self._folder_of(cell).glob("results_*.json"))
+            yield cell.task, json.loads(newest.read_text(encoding="utf-8"))
+
+    def identities(self) -> list[dict[str, Any]]:
+        """What decided the finished cells, first passes included."""
+        firsts = map(first_pass, self._cells) if self._self_labelled else ()
+        cells = [*firsts, *self._cells]
+        found = [folder / IDENTITY_FILE for cell in cells if (folder := self._find(cell)) is not None]
+        return [json.loads(file.read_text(encoding="utf-8")) for file in found]
+
+    @property
+    def _words(self) -> list[str]:
+        found = packaged_model() if self.variable == SMOLLM2 and SMOLLM2 not in os.environ else {}
+        model_args = os.environ.get(self.variable) or ",".join(f"{key}={value}" for key, value in found.items())
+        return shlex.split(VARIABLE.sub(lambda _: model_args, self.command))
+
+    @cached_property
+    def _args(self) -> argparse.Namespace:
+        parser = argparse.ArgumentParser()
+        sweep.add_arguments(parser)
+        return parser.parse_args(self._words[2:])
+
+    @property
+    def _self_labelled(self) -> bool:
+        return bool(self._args.demonstrations == sweep.SELF)
+
+    @cached_property
+    def _lm(self) -> Model:
+        return model_of(self._args, self._args.model_args[0])
+
+    @cached_property
+    def _cells(self) -> list[Cell]:
+        args = self._args
+        grid = Grid(
+            names(args.tasks), args.num_fewshot, args.seeds, settings_of(args), self_labelled=self._self_labelled
+        )
+        return grid.cells(args.include_path, args.limit)
+
+    def _tables_of(self, cell: Cell) -> list[ScoreTable]:
+        files = self._folder_of(cell).glob("scores/*.parquet")
+        tables = sorted(map(ScoreTable.load, files), key=lambda table: table.record.prompt)
+        return [replace(table, record=replace(table.record, model=self.model)) for table in tables]
+
+    def _folder_of(self, cell: Cell) -> Path:
+        folder = self._find(cell)
+        if folder is None:
+            raise ResultsError(f"{cell.name} of {self.model} is not finished in {self._args.output_path}.")
+        return folder
+
+    def _find(self, cell: Cell) -> Path | None:
+        """The cell that the command would make now, or else the newest that an earlier version made of it."""
+        exact = cell_folder(self._args.output_path, self._lm, cell)
+        earlier = exact.parent.glob(f"{cell.name}-{'[0-9a-f]' * 12}")
+        by_age = sorted(earlier, key=lambda folder: (folder / IDENTITY_FILE).stat().st_mtime, reverse=True)
+        return next(filter(is_finished, [exact, *by_age]), None)

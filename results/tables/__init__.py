@@ -1,0 +1,8 @@
+"""The tables of our documents: a module each."""
+
+from __future__ import annotations
+
+from results.table import Table
+from results.tables import methods, prompts, self_labelled, sizes
+
+TABLES: dict[str, Table] = {one.TABLE.name: one.TABLE for one in (prompts, methods, self_labelled, sizes)}
