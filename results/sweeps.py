@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -65,12 +64,6 @@ class Sweep:
     def tables_of_first_passes(self) -> list[ScoreTable]:
         """Of a self-labelled sweep: the cells at 0 shots that it begins with."""
         return [table for cell in map(first_pass, self._cells) for table in self._tables_of(cell)]
-
-    def results(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """The task of each cell and what lm-eval has written about it."""
-        for cell in self._cells:
-            newest = max(self._folder_of(cell).glob("results_*.json"))
-            yield cell.task, json.loads(newest.read_text(encoding="utf-8"))
 
     def identities(self) -> list[dict[str, Any]]:
         """What decided the finished cells, first passes included."""

@@ -45,11 +45,15 @@ def made_file(name: str, rows: list[Row], **changed: Any) -> ResultsFile:
     return replace(file, **changed)
 
 
+SELF_COLUMNS = [what for what, _ in self_labelled.SHOWN] + [self_labelled.UNGUARDED]
 METHODS = ["labels_on_states", "proca_h", "somebodys", "bc", "proca", "conca", "none"]
 ROWS = {
     "prompts": made_rows(method=["none", "bc", "proca", "proca_h"]),
     "methods": made_rows(shots=[0, 4], method=METHODS),
-    "self-labelled": made_rows(prompts=list(dict(self_labelled.SHOWN)), method=["bc", "proca_h"]),
+    "self-labelled": [
+        {**row, **dict.fromkeys(SELF_COLUMNS, row["accuracy"]), "0 shots": row["sd"], "kappa": 0.3, "guarded": True}
+        for row in made_rows(seed=[10, 11], method=["bc", "proca_h"])
+    ],
     "sizes": made_rows(model=list(sizes.MODELS), millions=[135], method=list(sizes.METHODS)),
 }  # fmt: skip
 
@@ -232,23 +236,17 @@ def test_a_method_that_lacks_a_task_has_no_average() -> None:
     assert by_name["raw, five together"][-1] != ""
 
 
-def test_self_labelled_reads_what_a_run_says() -> None:
-    together = {"bc": {"accuracy": [0.5, 0.6, 0.8]}, "proca_h": {"accuracy": [0.6, 0.7, 0.9]}}
-    results = {
-        "results": {"proca_rte": {"acc_together,bc": 0.7, "acc_together,proca_h": 0.95}},
-        "configs": {"proca_rte": {"metadata": {"proca": {"together": together}}}},
-    }
-    found = {
-        (one["prompts"], one["method"]): one["accuracy"] for one in self_labelled.self_labelled("proca_rte", results)
-    }
-    assert found["0 shots", "bc"] == 0.5
-    assert found["one self-labelled prompt", "proca_h"] == pytest.approx(0.8)
-    assert found["all five together", "proca_h"] == 0.95
+def test_self_labelled_is_the_mean_of_two_draws() -> None:
     rows = ROWS["self-labelled"]
     assert len(cells_of(self_labelled.tasks(rows))) == 1 + len(self_labelled.SHOWN)
-    ours = numbers(rows, "accuracy", prompts="all five together", method="proca_h")
-    zero = numbers(rows, "accuracy", prompts="0 shots", method="bc")
+    ours, zero = (
+        np.mean([numbers(rows, column, seed=seed, method=method) for seed in (10, 11)], axis=0)
+        for column, method in (("all five together", "proca_h"), ("0 shots", "bc"))
+    )
     assert dict(cells_of(self_labelled.gains(rows))[1:])["0 shots: `bc`"] == gain_by_hand(ours - zero)
+    lines = cells_of(self_labelled.guard(rows))[1:]
+    assert len(lines) == 2 * len(TASKS)
+    assert {tuple(line[i] for i in (2, 5)) for line in lines} == {("0.30", "prompt 0")}
 
 
 def test_models_of_several_sizes(tmp_path: Path) -> None:
@@ -287,6 +285,13 @@ def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_llama: Path, data
     return tmp_path
 
 
+def told_by(folder: Path, shots: str) -> dict[int, dict[str, float]]:
+    """By seed, what the runs have written themselves."""
+    found = [json.loads(file.read_text()) for file in folder.glob(f"*/proca_sst2-{shots}-*/results_*.json")]
+    seed_of = {id(one): one["configs"]["proca_sst2"]["metadata"]["proca"]["seed"] for one in found}
+    return {seed_of[id(one)]: one["results"]["proca_sst2"] for one in found}
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("only_our_tasks")
 def test_tables_are_made_of_sweeps_and_finished_cells_are_taken(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,7 +313,11 @@ def test_tables_are_made_of_sweeps_and_finished_cells_are_taken(tiny: Path, monk
     assert made["methods"].runs == 2 + 4
     assert {row["shots"] for row in made["methods"].rows} == {0, 2}
     assert str(tiny) not in path_of("prompts", tiny).read_text()
-    both = [results["results"]["proca_sst2"]["acc_together,bc"] for _, results in shots.results()]
+    for row in load("self-labelled", tiny).rows:  # as the runs themselves say
+        said = told_by(tiny / ".results" / "self", "2shot")[row["seed"]]
+        assert row["0 shots"] == pytest.approx(said[f"acc,{row['method']}"])
+        assert row["all five together"] == pytest.approx(said[f"acc_together,{row['method']}"])
+    both = [said["acc_together,bc"] for said in told_by(tiny / ".results" / "shots", "2shot").values()]
     [row] = [row for row in load("prompts", tiny).rows if row["method"] == "bc"]
     assert row["together"] == pytest.approx(np.mean(both))
 

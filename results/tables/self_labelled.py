@@ -1,29 +1,34 @@
-"""Demonstrations that the model has labeled itself: two draws, six in each prompt, SmolLM2-135M.
-
-The accuracies are those that the runs have written: how prompts are put together, a run decides itself.
-"""
+"""Demonstrations that the model has labeled itself: two draws, six in each prompt, SmolLM2-135M."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
-from lm_eval_proca.metrics import mean_by
+from lm_eval_proca.metrics import accuracy, grouped, mean
 from lm_eval_proca.paper.display import short_name
-from results.markdown import AVERAGE, TASKS, bold, by_task, gain, markdown, percent
+from lm_eval_proca.scores.fitting import make_calibrators
+from lm_eval_proca.scores.prompt_sets import Together, calibrate_together
+from lm_eval_proca.scores.score_table import ScoreTable
+from results.markdown import AVERAGE, TASKS, bold, gain, markdown, percent
 from results.results_file import Row
-from results.sweeps import EVERY_METHOD, SMOLLM2_ARGS, Sweep
+from results.sweeps import Sweep
 from results.table import Measured, Table
 from results.tables import prompts
 
 SWEEP = Sweep(
-    f"lm-eval-proca sweep --demonstrations self --model_args {SMOLLM2_ARGS} --num_fewshot 6 --seeds 10 11 "
-    f"--limit 200 --metadata proca.estimate_size=400 {EVERY_METHOD} --output_path .results/self",
+    "lm-eval-proca sweep --demonstrations self --model_args $SMOLLM2,dtype=bfloat16,softmax_dtype=float32 "
+    "--num_fewshot 6 --seeds 10 11 --limit 200 --metadata proca.estimate_size=400 "
+    "proca.calibrators=conca/domain/bc/bc_prob/ucpa/proca/proca_a/proca_h --output_path .results/self",
     model="SmolLM2-135M",
 )
 METHODS = ("bc", "proca_h")
-ZERO, ONE, TOGETHER, TRUE = "0 shots", "one self-labelled prompt", "all five together", "true labels, five together"
+ZERO, ONE, TOGETHER, UNGUARDED, TRUE = (
+    *("0 shots", "one self-labelled prompt", "all five together"),
+    *("all five, without the guard", "true labels, five together"),
+)
 SHOWN = (
     (ZERO, "bc"),
     (ZERO, "proca_h"),
@@ -36,31 +41,44 @@ OURS = (TOGETHER, "proca_h")
 
 
 def measure(sweeps: Sequence[Sweep]) -> Measured:
-    ours, true_labels = sweeps
-    observed = [one for task, results in ours.results() for one in self_labelled(task, results)]
-    observed += [one for task, results in true_labels.results() for one in with_true_labels(task, results)]
-    return Measured(
-        [
-            {**{key: one[key] for key in ("task", "prompts", "method", "accuracy")}, "draws": one["n"]}
-            for one in mean_by(observed, "task", "prompts", "method")
-        ]
-    )
+    ours, true_labels = (_by_draw(sweep.tables()) for sweep in sweeps)
+    rows = []
+    for draw, tables in ours.items():
+        with_guard, without = _together(tables), _together([_unguarded(table) for table in tables])
+        true = _together(true_labels[draw]) if draw in true_labels else None
+        for method in METHODS:
+            zero, *others = with_guard.report[method]["accuracy"]
+            rows.append(
+                {
+                    **{"task": draw[0], "seed": draw[1], "method": method},
+                    **{ZERO: zero, ONE: fmean(others), TOGETHER: _accuracy(with_guard, method)},
+                    UNGUARDED: _accuracy(without, method),
+                    TRUE: None if true is None else _accuracy(true, method),
+                    "kappa": with_guard.methods[method].kappa,
+                    "guarded": with_guard.methods[method].only_first,
+                }
+            )
+    return Measured(rows)
 
 
-def self_labelled(task: str, results: dict[str, Any]) -> Iterator[Row]:
-    """What one cell of the second pass says: prompt 0 has no demonstrations, the others have theirs."""
-    single = results["configs"][task]["metadata"]["proca"]["together"]
-    for method in METHODS:
-        zero, *others = single[method]["accuracy"]
-        together = results["results"][task][f"acc_together,{method}"]
-        for what, accuracy in ((ZERO, zero), (ONE, fmean(others)), (TOGETHER, together)):
-            yield {"task": short_name(task), "prompts": what, "method": method, "accuracy": accuracy}
+def _by_draw(tables: Sequence[ScoreTable]) -> dict[Any, list[ScoreTable]]:
+    return grouped(tables, lambda table: (short_name(table.record.task), table.record.seed))
 
 
-def with_true_labels(task: str, results: dict[str, Any]) -> Iterator[Row]:
-    for method in METHODS:
-        accuracy = results["results"][task][f"acc_together,{method}"]
-        yield {"task": short_name(task), "prompts": TRUE, "method": method, "accuracy": accuracy}
+def _together(tables: Sequence[ScoreTable]) -> Together:
+    return calibrate_together(tables, make_calibrators(METHODS))
+
+
+def _unguarded(table: ScoreTable) -> ScoreTable:
+    """Prompts that do not say where their labels come from are always put together."""
+    return replace(table, record=replace(table.record, demonstrated_by={}))
+
+
+def _accuracy(together: Together, method: str) -> float:
+    return accuracy(together.gold, together.methods[method].predicted_together)
+
+
+# ------------------------------------------------------------------ views
 
 
 def tasks(rows: Sequence[Row]) -> str:
@@ -85,8 +103,26 @@ def gains(rows: Sequence[Row]) -> str:
     return markdown([f"{OURS[0]}: `{OURS[1]}`, less", "points (95 % interval over tasks)"], lines)
 
 
+def guard(rows: Sequence[Row]) -> str:
+    """`proca_h` by task and draw: how far prompts agree, who answers, and what all together would have said."""
+    lines = []
+    for task, name in TASKS.items():
+        for row in rows:
+            if (row["task"], row["method"]) == (task, OURS[1]):
+                answers = "prompt 0" if row["guarded"] else "all five"
+                numbers = [percent(row[column]) for column in (ZERO, UNGUARDED, TOGETHER)]
+                lines.append([name, str(row["seed"]), f"{row['kappa']:.2f}", *numbers[:2], answers, numbers[2]])
+    header = ["", "seed", "kappa", ZERO, UNGUARDED, "who answers", "the run's answer"]
+    return markdown(header, lines)
+
+
 def _accuracies(rows: Sequence[Row], what: str, method: str) -> list[float | None]:
-    return by_task(rows, "accuracy", prompts=what, method=method)
+    """Means over draws by task, then the average."""
+    by_task = grouped([row for row in rows if row["method"] == method], lambda row: row["task"])
+    known = {task: [row[what] for row in some if row[what] is not None] for task, some in by_task.items()}
+    means = [mean(known[task]) if known.get(task) else None for task in TASKS]
+    found = [one for one in means if one is not None]
+    return [*means, mean(found) if len(found) == len(TASKS) else None]
 
 
-TABLE = Table("self-labelled", [SWEEP, prompts.SWEEP], measure, {"tasks": tasks, "gains": gains})
+TABLE = Table("self-labelled", [SWEEP, prompts.SWEEP], measure, {"tasks": tasks, "gains": gains, "guard": guard})
