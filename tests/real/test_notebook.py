@@ -96,6 +96,11 @@ def test_the_prose_is_true(which: str, request: pytest.FixtureRequest) -> None:
     assert answers_positive[0] > 85, "prompt 0 nearly always answers Positive"
     assert answers_positive[1] < 25, "prompt 1 seldom does"
 
+    (share,) = re.findall(r"right of zero: (\d+)%", printed(notebook, "unlabeled"))
+    assert int(share) > 85, "nearly all of the grey stands to the right of zero"
+    negative, positive = map(float, re.findall(r"mean (-?[\d.]+)", printed(notebook, "coloured")))
+    assert positive > negative, "positive sentences stand further to the right"
+
     alone = {name: accuracy for name, (accuracy, *_) in table(notebook, "fit").items()}
     assert list(alone) == ["none", "bc", "proca", "proca_h"]
     assert min(alone["bc"], alone["proca"], alone["proca_h"]) > alone["none"], "calibration helps under prompt 0"
@@ -119,6 +124,7 @@ def test_the_prose_is_true_of_all_sentences(committed: NotebookNode) -> None:
     assert prompts["proca_h"][0] > prompts["bc"][0], "proca_h is ahead under prompt 0"
     assert prompts["proca_h"][1] < prompts["bc"][1], "and behind under prompt 1"
     assert "proca_h: Prompt 1 has gone wrong" in printed(committed, "prompts"), "which the run has found"
+    assert prompts["proca_h"][-1] < max(row[-1] for row in prompts.values()), "it does not lead here"
     assert prompts["none"][-1] >= prompts["bc"][-1] - 1, "together, raw is as good as bc here"
 
 
