@@ -1,4 +1,7 @@
-"""Links that leave the documents lead to the repository, so that pages read the same on a code host."""
+"""Links that leave the documents lead to the repository, so that pages read the same on a code host.
+
+So do links to notebooks, which code hosts show with their outputs and MkDocs does not.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,8 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:
     def lead(found: re.Match[str]) -> str:
         text, place, anchor = found.groups(default="")
         target = (folder / place).resolve()
-        if not target.exists() or (target.is_relative_to(docs) and target.is_file()):
+        of_site = target.is_relative_to(docs) and target.is_file() and target.suffix != ".ipynb"
+        if not target.exists() or of_site:
             return found[0]  # a page of the site, or a mistake, which MkDocs tells
         kind = "tree" if target.is_dir() else "blob"
         return f"{text}({config.repo_url}/{kind}/main/{target.relative_to(docs.parent).as_posix()}{anchor})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from pathlib import Path
@@ -17,14 +18,19 @@ HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 
 
 def documents() -> list[Path]:
-    found = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True)
+    found = subprocess.run(["git", "ls-files", "*.md", "*.ipynb"], cwd=ROOT, capture_output=True, text=True)
     if found.returncode:
-        return [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]  # not a checkout
+        return [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("docs/*.ipynb")]  # not a checkout
     return [ROOT / name for name in found.stdout.split()]
 
 
 def prose_of(document: Path) -> str:
-    return re.sub(r"```.*?```", "", document.read_text(encoding="utf-8"), flags=re.DOTALL)
+    text = document.read_text(encoding="utf-8")
+    if document.suffix == ".ipynb":
+        text = "\n".join(
+            "".join(cell["source"]) for cell in json.loads(text)["cells"] if cell["cell_type"] == "markdown"
+        )
+    return re.sub(r"```.*?```", "", text, flags=re.DOTALL)
 
 
 def anchors(document: Path) -> set[str]:
@@ -56,7 +62,8 @@ def test_the_readme_is_short() -> None:
 
 def test_every_page_is_on_the_front_page() -> None:
     listed = set(LINK.findall((ROOT / "docs" / "README.md").read_text(encoding="utf-8")))
-    assert {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"} <= listed
+    pages = {page.name for kind in ("*.md", "*.ipynb") for page in (ROOT / "docs").glob(kind)}
+    assert pages - {"README.md"} <= listed
 
 
 def pages_of(nav: object) -> list[str]:
