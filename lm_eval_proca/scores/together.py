@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -115,11 +116,12 @@ def methods_of(tables: Sequence[ScoreTable], fits: Sequence[Mapping[str, Fit]]) 
 
 
 def _guarded(prompts: Prompts, alone: Sequence[Fit], tables: Sequence[ScoreTable]) -> Prompts:
-    """Prompts that show self-labelled demonstrations must agree; if they do not, those labels were too poor.
+    """Self-labelled demonstrations must show in the answers; if they do not, the labels were too poor.
 
-    Prompt 0, which shows none and gave the labels, then answers alone.
+    Either all prompts agree, or those with demonstrations agree more with each other than with prompt 0, which shows
+    none and gave the labels: they have learned something in common. Otherwise prompt 0 answers alone.
     """
-    if not tables[0].record.demonstrated_by or prompts.kappa >= LEAST_KAPPA:
+    if not tables[0].record.demonstrated_by or prompts.kappa >= LEAST_KAPPA or _learned(prompts.predicted):
         return prompts
     return replace(prompts, ensemble=_ensemble(alone[:1], tables[:1]), only_first=True)
 
@@ -170,6 +172,16 @@ def report(methods: Mapping[str, Prompts], gold: np.ndarray) -> dict[str, Any]:
     }
 
 
+def _learned(predicted: np.ndarray) -> bool:
+    """Labels (prompts, documents): whether prompts 1 and on agree more with each other than with prompt 0."""
+    first, others = predicted[0], predicted[1:]
+    if len(others) < 2:
+        return False
+    among = np.mean([one == other for one, other in combinations(others, 2)], axis=0)
+    more = among - (others == first).mean(axis=0)
+    return bool(more.mean() > SURE * more.std() / np.sqrt(len(more)))
+
+
 def doubts(prompts: Prompts, reference: Prompts) -> dict[int, str]:
     """Prompts that cannot be trusted, each in a sentence.
 
@@ -195,8 +207,9 @@ def doubts(prompts: Prompts, reference: Prompts) -> dict[int, str]:
 def _warnings(prompts: Prompts, reference: Prompts) -> Iterator[str]:
     if prompts.only_first:
         yield (
-            f"The prompts with self-labelled demonstrations do not agree with each other (kappa {prompts.kappa:.2f}): "
-            f"the labels were too poor to be shown. Prompt 0, without demonstrations, answers for all together."
+            f"The prompts with self-labelled demonstrations do not agree (kappa {prompts.kappa:.2f}), with each other "
+            f"no more than with prompt 0: the labels were too poor to be shown. Prompt 0, without demonstrations, "
+            f"answers for all together."
         )
         return
     yield from doubts(prompts, reference).values()

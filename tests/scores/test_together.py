@@ -218,8 +218,18 @@ def test_self_labelled_prompts_that_disagree_leave_the_answer_to_the_first() -> 
     assert not np.array_equal(plain.methods["bc"].predicted_together, first.argmax(axis=1))
     np.testing.assert_allclose(guarded.methods["bc"].together, first)
     [sentence] = guarded.report["bc"]["warnings"]
-    assert "do not agree with each other" in sentence
+    assert "do not agree (kappa" in sentence
     assert "Prompt 0, without demonstrations, answers for all together" in sentence
     # What is saved says the same, and wants the scores of prompt 0 alone.
     saved = guarded.ensemble("bc")
     np.testing.assert_allclose(saved.predict_log_proba(tables[0].scores_of("eval")), first)
+
+
+def test_self_labelled_prompts_that_have_learned_something_in_common_answer_together() -> None:
+    """The first prompt answers at random; the others agree with each other, and hardly with it."""
+    tables, calibrators = self_labelled(made_prompts(4, noise=0.5)), make_calibrators(["bc"])
+    turned = np.random.default_rng(0).random(len(tables[0].scores)) < 0.5
+    tables[0].scores[turned] = tables[0].scores[turned][:, ::-1]
+    found = calibrate_together(tables, calibrators).methods["bc"]
+    assert found.kappa < 0.4
+    assert not found.only_first
