@@ -12,6 +12,14 @@ from typing import Any
 LINK = re.compile(r"(?<!!)(\[[^\]]*\])\(([^)\s:#]+)(#[^)\s]*)?\)")
 
 
+ROLE = re.compile(r":(?:attr|class|data|func|meth|mod):(?=<code>)")
+"""Docstrings name things as Sphinx wants it; the site shows the names alone."""
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    return ROLE.sub("", html)
+
+
 def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:
     docs = Path(config.docs_dir).resolve()
     folder = Path(page.file.abs_src_path).resolve().parent
