@@ -24,7 +24,9 @@ from lm_eval_proca.sweep.grid import Grid
 from lm_eval_proca.sweep.self_labelled import first_pass
 
 SMOLLM2 = "SMOLLM2"
-SMOLLM2_ARGS = f"${SMOLLM2},dtype=bfloat16,softmax_dtype=float32"
+DTYPE = "dtype=bfloat16,softmax_dtype=float32"
+"""As most models are run; on processors with instructions for it, it is faster than float32."""
+SMOLLM2_ARGS = f"${SMOLLM2},{DTYPE}"
 EVERY_METHOD = "proca.calibrators=conca/domain/bc/bc_prob/ucpa/proca/proca_a/proca_h"
 VARIABLE = re.compile(r"\$(\w+)")
 INTERRUPTED = 130
@@ -95,9 +97,8 @@ class Sweep:
     @cached_property
     def _cells(self) -> list[Cell]:
         args = self._args
-        grid = Grid(
-            names(args.tasks), args.num_fewshot, args.seeds, settings_of(args), self_labelled=self._self_labelled
-        )
+        settings = settings_of(args)
+        grid = Grid(names(args.tasks), args.num_fewshot, args.seeds, settings, args.estimate, self._self_labelled)
         return grid.cells(args.include_path, args.limit)
 
     def _tables_of(self, cell: Cell) -> list[ScoreTable]:

@@ -20,7 +20,7 @@ from results.documents import documents, undated, written
 from results.markdown import TASKS
 from results.results_file import ResultsFile, Row, load, path_of
 from results.sweeps import Sweep
-from results.tables import TABLES, methods, prompts, self_labelled, sizes
+from results.tables import TABLES, methods, prompts, self_labelled, self_labelled_elsewhere, sizes
 from tests.conftest import ROOT
 
 FILES = sorted(path_of("any").parent.glob("*.json"))
@@ -247,6 +247,15 @@ def test_self_labelled_is_the_mean_of_two_draws() -> None:
     lines = cells_of(self_labelled.guard(rows))[1:]
     assert len(lines) == 2 * len(TASKS)
     assert {tuple(line[i] for i in (2, 5)) for line in lines} == {("0.30", "prompt 0")}
+
+
+def test_self_labelled_elsewhere_has_a_line_for_each_task() -> None:
+    rows = [{"what": "Another", **row} for row in ROWS["self-labelled"] if row["seed"] == 10]
+    lines = cells_of(self_labelled_elsewhere.tasks(rows))[1:]
+    [rte] = [line for line in lines if line[1] == "RTE"]
+    [bc] = [row for row in rows if (row["task"], row["method"]) == ("rte", "bc")]
+    assert len(lines) == len(TASKS)
+    assert [rte[0], rte[2], rte[-1]] == ["Another", f"{100 * bc['0 shots']:.1f}", "prompt 0"]
 
 
 def test_models_of_several_sizes(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from statistics import fmean
 from typing import Any
@@ -14,14 +14,13 @@ from lm_eval_proca.scores.prompt_sets import Together, calibrate_together
 from lm_eval_proca.scores.score_table import ScoreTable
 from results.markdown import AVERAGE, TASKS, bold, gain, markdown, percent
 from results.results_file import Row
-from results.sweeps import Sweep
+from results.sweeps import EVERY_METHOD, SMOLLM2_ARGS, Sweep
 from results.table import Measured, Table
 from results.tables import prompts
 
 SWEEP = Sweep(
-    "lm-eval-proca sweep --demonstrations self --model_args $SMOLLM2,dtype=bfloat16,softmax_dtype=float32 "
-    "--num_fewshot 6 --seeds 10 11 --limit 200 --metadata proca.estimate_size=400 "
-    "proca.calibrators=conca/domain/bc/bc_prob/ucpa/proca/proca_a/proca_h --output_path .results/self",
+    f"lm-eval-proca sweep --demonstrations self --model_args {SMOLLM2_ARGS} --num_fewshot 6 --seeds 10 11 --limit 200 "
+    f"--metadata proca.estimate_size=400 {EVERY_METHOD} --output_path .results/self",
     model="SmolLM2-135M",
 )
 METHODS = ("bc", "proca_h")
@@ -41,27 +40,31 @@ OURS = (TOGETHER, "proca_h")
 
 
 def measure(sweeps: Sequence[Sweep]) -> Measured:
-    ours, true_labels = (_by_draw(sweep.tables()) for sweep in sweeps)
+    ours, true_labels = (by_draw(sweep.tables()) for sweep in sweeps)
     rows = []
     for draw, tables in ours.items():
-        with_guard, without = _together(tables), _together([_unguarded(table) for table in tables])
         true = _together(true_labels[draw]) if draw in true_labels else None
-        for method in METHODS:
-            zero, *others = with_guard.report[method]["accuracy"]
-            rows.append(
-                {
-                    **{"task": draw[0], "seed": draw[1], "method": method},
-                    **{ZERO: zero, ONE: fmean(others), TOGETHER: _accuracy(with_guard, method)},
-                    UNGUARDED: _accuracy(without, method),
-                    TRUE: None if true is None else _accuracy(true, method),
-                    "kappa": with_guard.methods[method].kappa,
-                    "guarded": with_guard.methods[method].only_first,
-                }
-            )
+        for row in rows_of(tables):
+            rows.append({**row, TRUE: None if true is None else _accuracy(true, row["method"])})
     return Measured(rows)
 
 
-def _by_draw(tables: Sequence[ScoreTable]) -> dict[Any, list[ScoreTable]]:
+def rows_of(tables: Sequence[ScoreTable]) -> Iterator[Row]:
+    """What one cell of the second pass shows, by method."""
+    with_guard, without = _together(tables), _together([_unguarded(table) for table in tables])
+    record = tables[0].record
+    for method in METHODS:
+        zero, *others = with_guard.report[method]["accuracy"]
+        yield {
+            **{"task": short_name(record.task), "seed": record.seed, "method": method},
+            **{ZERO: zero, ONE: fmean(others), TOGETHER: _accuracy(with_guard, method)},
+            UNGUARDED: _accuracy(without, method),
+            "kappa": with_guard.methods[method].kappa,
+            "guarded": with_guard.methods[method].only_first,
+        }
+
+
+def by_draw(tables: Sequence[ScoreTable]) -> dict[Any, list[ScoreTable]]:
     return grouped(tables, lambda table: (short_name(table.record.task), table.record.seed))
 
 
