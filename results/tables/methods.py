@@ -42,8 +42,8 @@ PAPER = {
 
 
 def measure(sweeps: Sequence[Sweep]) -> Measured:
-    with_shots, without = sweeps
-    tables = [*without.tables_of_first_passes(), *with_shots.tables()]
+    with_shots, *without = sweeps
+    tables = [table for sweep in without for table in sweep.tables_of_first_passes()] + with_shots.tables()
     observed = Methods.observe(tables, make_calibrators(CALIBRATORS))
     means = mean_by(observed, "num_fewshot", "task", "calibrator")
     return Measured(
@@ -121,5 +121,5 @@ def _spread(sd: float | None) -> str:
 
 
 TABLE = Table(
-    "methods", [prompts.SWEEP, self_labelled.SWEEP], measure, {"tasks": tasks, "gains": gains, "paper": paper}
+    "methods", [prompts.SWEEP, *self_labelled.SWEEPS], measure, {"tasks": tasks, "gains": gains, "paper": paper}
 )

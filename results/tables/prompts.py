@@ -1,4 +1,4 @@
-"""Five prompts of each task, alone and together: two draws, 4 shots, SmolLM2-135M."""
+"""Five prompts of each task, alone and together: 4 shots, SmolLM2-135M."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from results.sweeps import EVERY_METHOD, SMOLLM2_ARGS, Sweep
 from results.table import Measured, Table
 
 SWEEP = Sweep(
-    f"lm-eval-proca sweep --model_args {SMOLLM2_ARGS} --num_fewshot 4 --seeds 10 11 --limit 200 "
+    f"lm-eval-proca sweep --model_args {SMOLLM2_ARGS} --num_fewshot 4 --seeds 10 --limit 200 "
     f"--metadata proca.prompts=5 proca.estimate_size=400 {EVERY_METHOD} --output_path .results/prompts",
     model="SmolLM2-135M",
 )
