@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from lm_eval_proca.metrics import grouped
 from results.markdown import TASKS, markdown, percent
 from results.results_file import Row
-from results.sweeps import DTYPE, SMOLLM2_ARGS, Sweep
+from results.sweeps import SMOLLM2_ARGS, Sweep
 from results.table import Measured, Table
 from results.tables.self_labelled import METHODS, ONE, TOGETHER, ZERO, by_draw, rows_of
-from results.tables.sizes import GEMMA
+from results.tables.sizes import GEMMA_ARGS
 
 COMMON = "--num_fewshot 6 --seeds 10 --limit 200 --metadata proca.estimate_size=200"
 SWEEPS = {
-    "Gemma 3 270M": f"lm-eval-proca sweep --demonstrations self --model_args ${GEMMA},{DTYPE} "
+    "Gemma 3 270M": f"lm-eval-proca sweep --demonstrations self --model_args {GEMMA_ARGS} "
     f"--tasks proca_sst2 proca_subj proca_trec {COMMON} --output_path .results/self",
     "SmolLM2-135M, no data at all": f"lm-eval-proca sweep --demonstrations self --estimate described --model_args "
     f"{SMOLLM2_ARGS} --tasks proca_sst2 proca_agnews proca_trec {COMMON} --output_path .results/nothing",
