@@ -1,6 +1,6 @@
-"""Models of different sizes: 4 shots, three prompts, alone and together.
+"""Four models of different sizes: 4 shots, three prompts, alone and together.
 
-$QWEN_SMALL and $QWEN_LARGE are the `--model_args` of models that are not on PyPI as a whole.
+$GEMMA, $QWEN_SMALL and $QWEN_LARGE are the `--model_args` of models that are not on PyPI as a whole.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ COMMAND = (
 )
 MODELS = {
     "SmolLM2-135M": (SMOLLM2_ARGS, 135),
+    "Gemma 3 270M": (GEMMA_ARGS, 268),
     "Qwen2.5-Coder-0.5B": (f"$QWEN_SMALL,{DTYPE}", 494),
     "Qwen2.5-Coder-1.5B": (f"$QWEN_LARGE,{DTYPE}", 1544),
 }
