@@ -22,10 +22,10 @@ COMMAND = (
     f"lm-eval-proca sweep --demonstrations self --model_args {SMOLLM2_ARGS} --num_fewshot 6 --limit 200 "
     f"--metadata proca.estimate_size=400 {EVERY_METHOD} --output_path .results/self"
 )
-OTHER_TASKS = "proca_sst2 proca_sst5 proca_mr proca_subj proca_ap proca_agnews proca_trec"
+OTHER_TASKS = "proca_sst2 proca_sst5 proca_mr proca_subj proca_ap proca_agnews proca_rte proca_trec"
 SWEEPS = [
     Sweep(f"{COMMAND} --seeds 10", model="SmolLM2-135M"),
-    Sweep(f"{COMMAND} --seeds 11 --tasks {OTHER_TASKS}", model="SmolLM2-135M"),  # DBPedia and RTE did not fit
+    Sweep(f"{COMMAND} --seeds 11 --tasks {OTHER_TASKS}", model="SmolLM2-135M"),  # DBPedia did not fit
 ]
 METHODS = ("bc", "proca_h")
 ZERO, ONE, TOGETHER, UNGUARDED, TRUE = (
