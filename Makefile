@@ -14,6 +14,8 @@ DOCS := .docs
 # Real rows for tests/real: beside the checkout, when they are there.
 ifneq ($(wildcard ../shared/data),)
 export PROCA_TEST_DATA ?= $(abspath ../shared/data)
+endif
+ifdef PROCA_TEST_DATA
 results results-%: export PROCA_DATA_DIR ?= $(PROCA_TEST_DATA)
 endif
 # Nothing here needs the model hub; without this, libraries wait for it where it cannot be reached.

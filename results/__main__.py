@@ -6,8 +6,7 @@ import argparse
 import os
 import sys
 
-from lm_eval.utils import setup_logging
-
+from lm_eval_proca.cli.options import quiet_logging
 from lm_eval_proca.errors import ProcaError
 from results.documents import documents, written
 from results.results_file import ROOT, path_of
@@ -24,7 +23,7 @@ def main(argv: list[str] | None = None) -> int:
     if unknown := sorted(set(args.names) - set(TABLES)):
         parser.error(f"there is no table {', '.join(unknown)}; they are {', '.join(TABLES)}")
     os.chdir(ROOT)  # sweeps are in .results there
-    setup_logging("ERROR")
+    quiet_logging()
     failed = False
     for name in [] if args.write else args.names or TABLES:
         try:

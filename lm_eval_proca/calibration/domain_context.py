@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from scipy.special import log_softmax, logsumexp
-
-from lm_eval_proca.calibration.base import Array, Calibrator
+from lm_eval_proca.calibration.contextual import ContextualCalibrator
 
 
-class DomainContextCalibrator(Calibrator):
-    """Divide label probabilities by those of texts that are random words of the task.
+class DomainContextCalibrator(ContextualCalibrator):
+    """Contextual calibration whose content-free inputs are random words of the task.
 
     Let p(l | t) be the probability of label l as the model gives it, not normalised, for each of T texts t of random
     words (a run scores T = 20). As in the released code, P(l) = (1 / T) sum_t p(l | t) is normalised over labels, and
-    the label probabilities of a document are divided by it. It is contextual calibration with other inputs: they
-    show the words of the task without its content. How they are drawn: `domain_docs` in harness/documents.py.
+    the label probabilities of a document are divided by it. Random words show the words of the task without its
+    content. How they are drawn: `domain_docs` in harness/documents.py.
 
     Attributes
     ----------
-    domain_log_proba_ : ndarray of shape (n_labels,)
+    content_free_log_proba_ : ndarray of shape (n_labels,)
         log P, normalised.
 
     Examples
@@ -28,7 +26,7 @@ class DomainContextCalibrator(Calibrator):
     >>> from lm_eval_proca import DomainContextCalibrator
     >>> random_words = np.log([[0.30, 0.10], [0.32, 0.08], [0.28, 0.12]])
     >>> calibrator = DomainContextCalibrator().fit(random_words)
-    >>> np.exp(calibrator.domain_log_proba_).round(2).tolist()
+    >>> np.exp(calibrator.content_free_log_proba_).round(2).tolist()
     [0.75, 0.25]
     >>> calibrator.predict(np.log([[0.8, 0.2], [0.7, 0.3]])).tolist()
     [0, 1]
@@ -36,13 +34,3 @@ class DomainContextCalibrator(Calibrator):
 
     fits_on: ClassVar[str] = "domain"
     by_default: ClassVar[bool] = False
-
-    def _fit(self, scores: Array) -> None:
-        # In logarithms, since the probabilities of long labels would underflow.
-        self.domain_log_proba_ = log_softmax(logsumexp(scores, axis=0))
-
-    def _calibrate(self, scores: Array) -> Array:
-        return log_softmax(scores, axis=1) - self.domain_log_proba_
-
-    def _report(self) -> dict[str, Any]:
-        return {"domain_log_proba": self.domain_log_proba_}

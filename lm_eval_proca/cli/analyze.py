@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from lm_eval.utils import setup_logging
-
 from lm_eval_proca import distributed
 from lm_eval_proca.calibration.base import Calibrator
 from lm_eval_proca.calibration.registry import default_names
@@ -21,6 +19,7 @@ from lm_eval_proca.cli.options import (
     model_of,
     names,
     positive,
+    quiet_logging,
     settings_of,
 )
 from lm_eval_proca.compare.formats.tabular import text_table, write_rows
@@ -84,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     if args.files:
         tables_of = {args.name: [read_run(path) for path in find_score_tables(args.files)]}
     else:
-        setup_logging("ERROR")  # LMEVAL_LOG_LEVEL, if set, wins: the progress would be buried
+        quiet_logging()
         distributed.join()
         try:
             tables_of, failures = _tables_of_model({name: _cells(name, args) for name in analyses}, args)

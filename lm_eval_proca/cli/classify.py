@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import datasets
-from lm_eval.utils import setup_logging
 
 from lm_eval_proca.calibration.base import Calibrator
 from lm_eval_proca.classify.classifier import FIT_ROWS, LABEL_COLUMN, TextClassifier, unusable_in_words
@@ -23,6 +22,7 @@ from lm_eval_proca.cli.options import (
     key_values,
     names,
     positive,
+    quiet_logging,
     whole_number,
 )
 from lm_eval_proca.compare.formats.tabular import text_table
@@ -74,8 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    # The progress bar would be buried; LMEVAL_LOG_LEVEL, if set, wins.
-    setup_logging("ERROR")
+    quiet_logging()
     datasets.disable_progress_bars()
     classifier = _classifier(args)
     try:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from lm_eval.utils import setup_logging
-
-from lm_eval_proca.cli.options import add_backend_options, model_of, positive, settings_of, whole_number
+from lm_eval_proca.cli.options import add_backend_options, model_of, positive, quiet_logging, settings_of, whole_number
 from lm_eval_proca.sweep.cell import Cell
 from lm_eval_proca.sweep.generation import Generation, default_per_class, generate
 from lm_eval_proca.sweep.runner import load_task
@@ -29,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    setup_logging("ERROR")  # LMEVAL_LOG_LEVEL, if set, wins: the progress would be buried
+    quiet_logging()
     name, file = find_single_task(args.task, args.include_path)
     task = load_task(Cell(name, file, 0, args.seed, settings=settings_of(args)), {})
     size = args.size or task.settings.estimate_size

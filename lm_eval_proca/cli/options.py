@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import logging
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,18 @@ if TYPE_CHECKING:
     from lm_eval_proca.sweep.cell import GivenSettings, Model
 
 BACKEND = "hf-shared-prefix"
+
+
+def quiet_logging() -> None:
+    """Errors, and models that score in another way than asked: more would bury the progress.
+
+    LMEVAL_LOG_LEVEL, if set, wins.
+    """
+    from lm_eval.utils import setup_logging  # not at the top: `compare` and `apply` begin without lm-eval
+
+    setup_logging("ERROR")
+    of_models = logging.getLogger("lm_eval.proca.models")
+    of_models.setLevel(min(logging.WARNING, of_models.getEffectiveLevel()))
 
 
 def add_param_option(parser: argparse._ActionsContainer) -> None:

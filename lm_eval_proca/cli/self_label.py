@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import datasets
-from lm_eval.utils import setup_logging
 
 from lm_eval_proca import distributed
-from lm_eval_proca.cli.options import add_backend_options, model_of, positive, settings_of, whole_number
+from lm_eval_proca.cli.options import add_backend_options, model_of, positive, quiet_logging, settings_of, whole_number
 from lm_eval_proca.cli.sweep import WHERE_FROM
 from lm_eval_proca.compare.formats.tabular import text_table
 from lm_eval_proca.distributed import is_first_process
@@ -38,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    setup_logging("ERROR")  # LMEVAL_LOG_LEVEL, if set, wins: the progress would be buried
+    quiet_logging()
     datasets.disable_progress_bars()
     distributed.join()
     name, file = find_single_task(args.task, args.include_path)

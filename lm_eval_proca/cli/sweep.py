@@ -9,10 +9,17 @@ from itertools import groupby
 from pathlib import Path
 
 import datasets
-from lm_eval.utils import setup_logging
 
 from lm_eval_proca import distributed
-from lm_eval_proca.cli.options import WholeNumbers, add_backend_options, model_of, names, positive, settings_of
+from lm_eval_proca.cli.options import (
+    WholeNumbers,
+    add_backend_options,
+    model_of,
+    names,
+    positive,
+    quiet_logging,
+    settings_of,
+)
 from lm_eval_proca.distributed import is_first_process
 from lm_eval_proca.errors import ModelError, TaskError
 from lm_eval_proca.metrics import grouped
@@ -70,7 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     # Hundreds of runs would bury the plan and the progress; LMEVAL_LOG_LEVEL, if set, wins.
-    setup_logging("ERROR")
+    quiet_logging()
     datasets.disable_progress_bars()
     distributed.join()
     self_labelled = args.demonstrations == SELF

@@ -121,6 +121,16 @@ class SharedPrefixLM(SharedPrefix, HFLM):
             options["custom_generate"] = decoding_loop(self.tokenizer, stop)
         return super()._model_generate(context, max_length, stop, **options)
 
+    def _detect_batch_size(self, requests: Sequence[Any] | None = None, pos: int = 0) -> int:
+        """What stock computes at once with `batch_size=auto`, for requests that cannot share.
+
+        Stock tries 64 rows, and fewer after each error. On a CPU there is no error: the kernel ends the process.
+        """
+        if self.device.type != "cpu":
+            return int(super()._detect_batch_size(requests, pos))
+        length = sum(map(len, requests[pos][1:])) if requests else self.max_length
+        return max(1, min(self.max_batch_size, MAX_LOGITS // (min(length, self.max_length) * self.vocab_size)))
+
     def _is_cut(self, context: Sequence[int], continuation: Sequence[int]) -> bool:
         if self.backend == "causal":
             return super()._is_cut(context, continuation)

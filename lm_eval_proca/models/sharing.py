@@ -21,7 +21,7 @@ from tqdm import tqdm
 from lm_eval_proca.models.prefix_tree import Request
 from lm_eval_proca.representations import Answered, Asked, Wanted
 
-logger = logging.getLogger("lm_eval.proca")
+logger = logging.getLogger("lm_eval.proca.models")
 
 # How far log-probabilities of one request, anywhere in the vocabulary, may differ between two ways to compute them.
 TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 1.0}

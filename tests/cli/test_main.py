@@ -118,3 +118,22 @@ def test_what_is_no_list_of_whole_numbers_is_refused(given: str, capsys: pytest.
     with pytest.raises(SystemExit):
         parser.parse_args([f"--seeds={given}"])
     assert "argument --seeds: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("level", [None, "DEBUG"])
+def test_progress_is_not_buried_but_models_that_score_otherwise_are_heard(level: str | None) -> None:
+    script = """
+import logging
+from lm_eval_proca.cli.options import quiet_logging
+quiet_logging()
+quiet_logging()
+logging.getLogger("lm_eval.proca").warning("another's warning")
+logging.getLogger("lm_eval.proca.models").warning("model's warning")
+logging.getLogger("lm_eval.proca.models").info("model's detail")
+"""
+    environment = {key: value for key, value in os.environ.items() if key != "LMEVAL_LOG_LEVEL"}
+    environment |= {"LMEVAL_LOG_LEVEL": level} if level else {}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment)
+    said = done.stdout + done.stderr
+    everything = {"another's warning", "model's warning", "model's detail"}
+    assert {one for one in everything if one in said} == (everything if level else {"model's warning"})

@@ -168,7 +168,9 @@ def connect(tiny_gpt2: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 def log(caplog: pytest.LogCaptureFixture) -> Any:
     caplog.set_level(logging.INFO, logger="lm_eval.proca")
     return lambda level=logging.WARNING: [
-        record.getMessage() for record in caplog.records if record.name == "lm_eval.proca" and record.levelno >= level
+        record.getMessage()
+        for record in caplog.records
+        if record.name == "lm_eval.proca.models" and record.levelno >= level
     ]
 
 

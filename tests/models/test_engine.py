@@ -70,7 +70,7 @@ def ours(stock: HFLM, **options: Any) -> TinyEngineLM:
 @pytest.fixture
 def log(caplog: pytest.LogCaptureFixture) -> Any:
     caplog.set_level(logging.WARNING, logger="lm_eval.proca")
-    return lambda: [record.getMessage() for record in caplog.records if record.name == "lm_eval.proca"]
+    return lambda: [record.getMessage() for record in caplog.records if record.name == "lm_eval.proca.models"]
 
 
 def test_scores_are_those_of_stock(stock: HFLM, log: Any) -> None:

@@ -450,6 +450,24 @@ def test_without_logits_cache_nothing_is_shared(
     assert log() == ["hf-shared-prefix scores like hf: logits_cache=False asks to compute every request by itself."]
 
 
+def test_what_is_left_to_stock_on_a_cpu_stays_within_memory(
+    tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With batch_size=auto, stock takes 64 rows however long they are, until an error that never comes on a CPU."""
+    most = 1000 * len(tokenizer)
+    monkeypatch.setattr("lm_eval_proca.models.shared_prefix.MAX_LOGITS", most)
+    stock, ours = pair_of(make_model("gpt2", len(tokenizer)), tokenizer, batch_size="auto")
+    ours.logits_cache = False
+    sizes = []
+    head = ours.model.get_output_embeddings()
+    handle = head.register_forward_hook(lambda _module, _inputs, output: sizes.append(output.numel()))
+    answers = ours.loglikelihood(task(40), disable_tqdm=True)
+    handle.remove()
+    assert max(sizes) <= most
+    assert len(sizes) < len(answers)  # and not one by one
+    assert_same(stock, ours, task(40), atol=1e-5)
+
+
 def test_answers_reach_the_request_cache(tokenizer: PreTrainedTokenizerFast) -> None:
     _, ours = pair_of(make_model("gpt2", len(tokenizer)), tokenizer)
     cached = {}
