@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from statistics import median
 
 from lm_eval_proca.metrics import mean, mean_interval
 from results.results_file import Row
@@ -12,6 +13,8 @@ TASKS = {
     "agnews": "AGNews", "dbpedia": "DBPedia", "rte": "RTE", "trec": "TREC",
 }  # fmt: skip
 AVERAGE = "average"
+CLEAR = 1.0 + 1e-9
+"""Points that a task must differ by to count as better or worse."""
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -55,12 +58,26 @@ def average(rows: Sequence[Row], column: str, **of: object) -> float | None:
 
 def gain(better: Sequence[float | None], than: Sequence[float | None]) -> str:
     """Mean difference over tasks in points, and its 95 % interval; both are of :func:`by_task`."""
-    pairs = zip(better[:-1], than[:-1], strict=True)
-    differences = [100 * (a - b) for a, b in pairs if a is not None and b is not None]
+    differences = _differences(better, than)
     if len(differences) < len(TASKS):
         return ""
     middle, low, high = (_signed(number) for number in mean_interval(differences))
     return f"{middle} ({low} to {high})"
+
+
+def steps(better: Sequence[float | None], than: Sequence[float | None]) -> tuple[str, str]:
+    """The same differences without the weight of a task that gains very much: their median, and how many are clear."""
+    differences = _differences(better, than)
+    if len(differences) < len(TASKS):
+        return "", ""
+    above, below = sum(one > CLEAR for one in differences), sum(one < -CLEAR for one in differences)
+    return _signed(median(differences)), f"{above}, {below}"
+
+
+def _differences(better: Sequence[float | None], than: Sequence[float | None]) -> list[float]:
+    """By task, in points."""
+    pairs = zip(better[:-1], than[:-1], strict=True)
+    return [100 * (a - b) for a, b in pairs if a is not None and b is not None]
 
 
 def _signed(number: float) -> str:

@@ -12,7 +12,7 @@ from lm_eval_proca.paper.display import short_name
 from lm_eval_proca.scores.fitting import make_calibrators
 from lm_eval_proca.scores.prompt_sets import Together, calibrate_together
 from lm_eval_proca.scores.score_table import ScoreTable
-from results.markdown import AVERAGE, TASKS, bold, gain, markdown, percent
+from results.markdown import AVERAGE, TASKS, bold, gain, markdown, percent, steps
 from results.results_file import Row
 from results.sweeps import EVERY_METHOD, SMOLLM2_ARGS, Sweep
 from results.table import Measured, Table
@@ -40,20 +40,20 @@ OURS = (TOGETHER, "proca_h")
 
 
 def measure(sweeps: Sequence[Sweep]) -> Measured:
-    *self_made, shown = sweeps
-    ours = by_draw([table for sweep in self_made for table in sweep.tables()])
+    self_made, shown = sweeps
     true_labels = by_draw(shown.tables())
     rows = []
-    for draw, tables in ours.items():
-        true = _together(true_labels[draw]) if draw in true_labels else None
-        for row in rows_of(tables):
-            rows.append({**row, TRUE: None if true is None else _accuracy(true, row["method"])})
+    for draw, tables in by_draw(self_made.tables()).items():
+        true = _together(true_labels[draw])
+        rows += [{**row, TRUE: _accuracy(true, row["method"])} for row in rows_of(tables)]
     return Measured(rows)
 
 
 def rows_of(tables: Sequence[ScoreTable]) -> Iterator[Row]:
     """What one cell of the second pass shows, by method."""
-    with_guard, without = _together(tables), _together([_unguarded(table) for table in tables])
+    with_guard = without = _together(tables)
+    if any(with_guard.methods[method].only_first for method in METHODS):
+        without = _together([_unguarded(table) for table in tables])
     record = tables[0].record
     for method in METHODS:
         zero, *others = with_guard.report[method]["accuracy"]
@@ -100,12 +100,12 @@ def tasks(rows: Sequence[Row]) -> str:
 def gains(rows: Sequence[Row]) -> str:
     """How far all prompts together, with `proca_h`, are above the others, over tasks."""
     ours = _accuracies(rows, *OURS)
+    others = {(what, method): _accuracies(rows, what, method) for what, method in SHOWN if (what, method) != OURS}
     lines = [
-        [f"{what}: `{method}`", gain(ours, _accuracies(rows, what, method))]
-        for what, method in SHOWN
-        if (what, method) != OURS
+        [f"{what}: `{method}`", gain(ours, other), *steps(ours, other)] for (what, method), other in others.items()
     ]
-    return markdown([f"{OURS[0]}: `{OURS[1]}`, less", "points (95 % interval over tasks)"], lines)
+    header = ["points (95 % interval over tasks)", "median", "tasks above, below by more than 1"]
+    return markdown([f"{OURS[0]}: `{OURS[1]}`, less", *header], lines)
 
 
 def guard(rows: Sequence[Row]) -> str:
