@@ -121,5 +121,5 @@ def _spread(sd: float | None) -> str:
 
 
 TABLE = Table(
-    "methods", [prompts.SWEEP, *self_labelled.SWEEPS], measure, {"tasks": tasks, "gains": gains, "paper": paper}
+    "methods", [prompts.SWEEP, self_labelled.SWEEP], measure, {"tasks": tasks, "gains": gains, "paper": paper}
 )

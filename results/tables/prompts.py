@@ -15,7 +15,7 @@ from results.sweeps import EVERY_METHOD, SMOLLM2_ARGS, Sweep
 from results.table import Measured, Table
 
 SWEEP = Sweep(
-    f"lm-eval-proca sweep --model_args {SMOLLM2_ARGS} --num_fewshot 4 --seeds 10 --limit 200 "
+    f"lm-eval-proca sweep --model_args {SMOLLM2_ARGS} --num_fewshot 4 --seeds 12 13 --limit 200 "
     f"--metadata proca.prompts=5 proca.estimate_size=400 {EVERY_METHOD} --output_path .results/prompts",
     model="SmolLM2-135M",
 )
