@@ -15,12 +15,12 @@ In each view a label is a Gaussian with one covariance for all labels,
 
 .. math::
     \Sigma_v = \frac{1}{n} \sum_{d,k} q_{dk} (x_{vd} - \mu_{vk})(x_{vd} - \mu_{vk})^T + \rho \frac{tr}{dim} I, \qquad
-    q_{dk} \propto \prod_v N(x_{vd}; \mu_{vk}, \Sigma_v)^{\omega_v}.
+    q_{dk} \propto \pi_k \prod_v N(x_{vd}; \mu_{vk}, \Sigma_v)^{\omega_v}.
 
 EM repeats the last two from q = r. Each label's mean is held by kappa further documents at the anchor's mean: with few
 documents, or none that speak against it, the fit is the anchor's; with many, the data decide. The scores are a function
 of the last hidden state, so beside a representation their view counts less, omega = 1 - 1/K for K labels. Covariances
-are shared, so the result is a linear classifier.
+are shared, so the result is a linear classifier. The shares pi of the labels are equal, or as `prior` says.
 
 **Several prompts** show the same documents in further views. One mixture has the views of all m prompts, each with its
 weight divided by m, and is anchored at the mean of their batch-calibrated log-probabilities: q is then the normalised
