@@ -18,6 +18,10 @@ endif
 ifdef PROCA_TEST_DATA
 results results-%: export PROCA_DATA_DIR ?= $(PROCA_TEST_DATA)
 endif
+# Published label probabilities, for the table existing-runs.
+ifneq ($(wildcard ../shared/mcq),)
+results results-%: export PROCA_MCQ ?= $(abspath ../shared/mcq)
+endif
 # Nothing here needs the model hub; without this, libraries wait for it where it cannot be reached.
 export HF_HUB_OFFLINE ?= 1
 

@@ -6,12 +6,19 @@ from collections.abc import Iterable, Sequence
 from statistics import median
 
 from lm_eval_proca.metrics import mean, mean_interval
+from lm_eval_proca.paper.display import distinct
 from results.results_file import Row
 
 TASKS = {
     "sst2": "SST-2", "sst5": "SST-5", "mr": "MR", "subj": "Subj", "ap": "AP",
     "agnews": "AGNews", "dbpedia": "DBPedia", "rte": "RTE", "trec": "TREC",
 }  # fmt: skip
+METHODS = {
+    "none": "raw", "conca": "contextual", "domain": "domain context", "bc": "batch",
+    "bc_prob": "batch, of probabilities", "ucpa": "UCPA",
+    "proca": "ProCa", "proca_a": "ProCa-a", "proca_h": "ProCa-h",
+}  # fmt: skip
+"""In the order of the tables."""
 AVERAGE = "average"
 CLEAR = 1.0 + 1e-9
 """Points that a task must differ by to count as better or worse."""
@@ -28,6 +35,28 @@ def bold(text: str) -> str:
 
 def percent(share: float) -> str:
     return f"{100 * share:.1f}"
+
+
+def spread(sd: float | None) -> str:
+    """What stands behind a mean; nothing where there is no spread."""
+    return f" ±{percent(sd)}" if sd else ""
+
+
+def mean_and_sd(rows: Iterable[Row], **of: object) -> str:
+    """Of the one row that has these values, in per cent; an empty text if there is none."""
+    rows = list(rows)
+    accuracy = value(rows, "accuracy", **of)
+    return "" if accuracy is None else percent(accuracy) + spread(value(rows, "sd", **of))
+
+
+def methods_of(rows: Iterable[Row]) -> list[str]:
+    """Ours in the order of the tables, then others as they come."""
+    found: list[str] = distinct(row["method"] for row in rows)
+    return [name for name in METHODS if name in found] + [name for name in found if name not in METHODS]
+
+
+def method_name(method: str) -> str:
+    return METHODS.get(method, f"`{method}`")
 
 
 def best_in_bold(shares: Sequence[float | None]) -> list[str]:
@@ -61,7 +90,7 @@ def gain(better: Sequence[float | None], than: Sequence[float | None]) -> str:
     differences = _differences(better, than)
     if len(differences) < len(TASKS):
         return ""
-    middle, low, high = (_signed(number) for number in mean_interval(differences))
+    middle, low, high = (signed(number) for number in mean_interval(differences))
     return f"{middle} ({low} to {high})"
 
 
@@ -71,7 +100,7 @@ def steps(better: Sequence[float | None], than: Sequence[float | None]) -> tuple
     if len(differences) < len(TASKS):
         return "", ""
     above, below = sum(one > CLEAR for one in differences), sum(one < -CLEAR for one in differences)
-    return _signed(median(differences)), f"{above}, {below}"
+    return signed(median(differences)), f"{above}, {below}"
 
 
 def _differences(better: Sequence[float | None], than: Sequence[float | None]) -> list[float]:
@@ -80,5 +109,5 @@ def _differences(better: Sequence[float | None], than: Sequence[float | None]) -
     return [100 * (a - b) for a, b in pairs if a is not None and b is not None]
 
 
-def _signed(number: float) -> str:
+def signed(number: float) -> str:
     return f"{number:+.1f}".replace("-", "\N{MINUS SIGN}")

@@ -1,4 +1,4 @@
-"""What a table is: its sweeps, what is measured on them, and how documents show that."""
+"""What a table is: the runs that it is made of, what is measured on them, and how documents show that."""
 
 from __future__ import annotations
 
@@ -7,18 +7,42 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import lm_eval_proca
 from lm_eval_proca.errors import ResultsError
 from results.machine import commit, machine, now, versions
 from results.results_file import ROOT, ResultsFile, Row, load
-from results.sweeps import ASSIGNMENT, SMOLLM2, Sweep
+from results.sweeps import ASSIGNMENT, SMOLLM2
 
 View = Callable[[Sequence[Row]], str]
 """From the rows of a results file to Markdown."""
 
 FIGURES = Path("docs", "figures")
+
+
+class Source(Protocol):
+    """What a table is made of: runs of a model, or published ones."""
+
+    @property
+    def command(self) -> str: ...
+
+    @property
+    def variable(self) -> str:
+        """Of the environment, which holds what the command needs."""
+
+    @property
+    def is_given(self) -> bool:
+        """Whether it does."""
+
+    def run(self) -> None:
+        """Make what is not finished."""
+
+    def procedures(self) -> list[int]:
+        """The `PROCEDURE` of every run."""
+
+
+S = TypeVar("S", bound=Source)
 
 
 class Drawn(Protocol):
@@ -31,39 +55,39 @@ class Measured(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Table:
+class Table(Generic[S]):
     name: str
-    sweeps: Sequence[Sweep]
-    measure: Callable[[Sequence[Sweep]], Measured]
+    sources: Sequence[S]
+    measure: Callable[[Sequence[S]], Measured]
     views: Mapping[str, View]
     figure: str | None = None
     """What its figure, docs/figures/NAME.png, shows: the text for those who cannot see it."""
 
     @property
     def commands(self) -> list[str]:
-        assignments = [ASSIGNMENT] * any(sweep.variable == SMOLLM2 for sweep in self.sweeps)
-        return [*assignments, *(sweep.command for sweep in self.sweeps), f"python -m results {self.name}"]
+        assignments = [ASSIGNMENT] * any(source.variable == SMOLLM2 for source in self.sources)
+        return [*assignments, *(source.command for source in self.sources), f"python -m results {self.name}"]
 
     def not_given(self) -> list[str]:
-        """Variables of models that nobody has set."""
-        return [sweep.variable for sweep in self.sweeps if not sweep.model_is_given]
+        """Variables that nobody has set."""
+        return [source.variable for source in self.sources if not source.is_given]
 
     def make(self, root: Path = ROOT, *, from_existing: bool = False) -> ResultsFile:
         """Run what is not finished, measure, and write the results file and the figure."""
-        for sweep in () if from_existing else self.sweeps:
-            sweep.run()
-        rows, drawn = self.measure(self.sweeps)
+        for source in () if from_existing else self.sources:
+            source.run()
+        rows, drawn = self.measure(self.sources)
         if not rows:
             raise ResultsError(f"The table {self.name} has no rows.")
-        identities = [identity for sweep in self.sweeps for identity in sweep.identities()]
+        procedures = [one for source in self.sources for one in source.procedures()]
         made = ResultsFile(
             name=self.name,
             commands=self.commands,
             version=lm_eval_proca.__version__,
-            procedure=min(int(one["versions"]["procedure"]) for one in identities),
+            procedure=min(procedures),
             **commit(ROOT),
             date=now(),
-            runs=len(identities),
+            runs=len(procedures),
             machine=machine(),
             versions=versions(),
             columns=list(rows[0]),

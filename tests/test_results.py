@@ -16,11 +16,12 @@ from scipy.stats import ttest_1samp
 import lm_eval_proca
 from lm_eval_proca.errors import ResultsError
 from lm_eval_proca.scores.identity import PROCEDURE
+from results.__main__ import main
 from results.documents import documents, undated, written
 from results.markdown import TASKS
 from results.results_file import ResultsFile, Row, load, path_of
-from results.sweeps import Sweep
-from results.tables import TABLES, methods, prompts, self_labelled, self_labelled_elsewhere, sizes
+from results.sweeps import AnalysisRuns, Sweep
+from results.tables import TABLES, methods, prompts, self_labelled, self_labelled_elsewhere, sizes, templates
 from tests.conftest import ROOT
 
 FILES = sorted(path_of("any").parent.glob("*.json"))
@@ -135,6 +136,20 @@ def test_a_marker_names_a_file_and_a_view(root: Path, marker: str, said: str) ->
     (root / "README.md").write_text(marker)
     with pytest.raises(ResultsError, match=re.escape(said)):
         written(root / "README.md", TABLES, root)
+
+
+def test_a_document_that_cannot_be_written_keeps_none_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("results.__main__.ROOT", tmp_path)
+    monkeypatch.setattr("results.__main__.documents", lambda: [tmp_path / "a.md", tmp_path / "b.md"])
+    for name, view in (("a.md", "no-such-view"), ("b.md", "averages")):
+        (tmp_path / name).write_text(f"<!-- table: prompts {view} -->\n<!-- end of table -->\n")
+    assert main(["--write"]) == 1
+    printed = capsys.readouterr()
+    assert printed.err.startswith("a.md: not written. ")
+    assert printed.out == "b.md: written\n"
 
 
 @pytest.mark.parametrize(
@@ -287,6 +302,10 @@ def test_a_model_that_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
 
 SETTINGS = "--tasks proca_sst2 --seeds 0 1 --limit 20 --metadata proca.prompts=3 proca.estimate_size=40"
 WITH_SHOTS = f"lm-eval-proca sweep --model_args $TINY --num_fewshot 2 {SETTINGS} --output_path .results/shots"
+ANALYSIS = (
+    "lm-eval-proca analyze templates --model_args $TINY --tasks proca_sst2_template1 proca_sst2_template2 "
+    "--num_fewshot 2 --seeds 0 --limit 20 --metadata proca.estimate_size=40 --output .results/templates"
+)
 SELF = WITH_SHOTS.replace("sweep", "sweep --demonstrations self").replace("shots", "self")
 
 
@@ -298,11 +317,11 @@ def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_llama: Path, data
     return tmp_path
 
 
-def told_by(folder: Path, shots: str) -> dict[int, dict[str, float]]:
+def told_by(folder: Path, shots: str, task: str = "proca_sst2") -> dict[int, dict[str, float]]:
     """By seed, what the runs have written themselves."""
-    found = [json.loads(file.read_text()) for file in folder.glob(f"*/proca_sst2-{shots}-*/results_*.json")]
-    seed_of = {id(one): one["configs"]["proca_sst2"]["metadata"]["proca"]["seed"] for one in found}
-    return {seed_of[id(one)]: one["results"]["proca_sst2"] for one in found}
+    found = [json.loads(file.read_text()) for file in folder.glob(f"*/{task}-{shots}-*/results_*.json")]
+    seed_of = {id(one): one["configs"][task]["metadata"]["proca"]["seed"] for one in found}
+    return {seed_of[id(one)]: one["results"][task] for one in found}
 
 
 @pytest.mark.slow
@@ -312,9 +331,10 @@ def test_tables_are_made_of_sweeps_and_finished_cells_are_taken(tiny: Path, monk
     shots, self_made = Sweep(WITH_SHOTS, "Tiny"), Sweep(SELF, "Tiny")
     made = {}
     for table in (
-        replace(prompts.TABLE, sweeps=[shots]),
-        replace(methods.TABLE, sweeps=[shots, self_made]),
-        replace(self_labelled.TABLE, sweeps=[self_made, shots]),
+        replace(prompts.TABLE, sources=[shots]),
+        replace(methods.TABLE, sources=[shots, self_made]),
+        replace(self_labelled.TABLE, sources=[self_made, shots]),
+        replace(templates.TABLE, sources=[AnalysisRuns(ANALYSIS, "Tiny")]),
     ):
         made[table.name] = table.make(tiny)
         assert all(view(load(table.name, tiny).rows) for view in table.views.values())
@@ -326,6 +346,12 @@ def test_tables_are_made_of_sweeps_and_finished_cells_are_taken(tiny: Path, monk
     assert made["methods"].runs == 2 + 4
     assert {row["shots"] for row in made["methods"].rows} == {0, 2}
     assert str(tiny) not in path_of("prompts", tiny).read_text()
+    assert made["templates"].runs == 2
+    for row in made["templates"].rows:
+        [said] = told_by(
+            tiny / ".results" / "templates" / "runs", "2shot", f"proca_sst2_{row['task'].replace(' ', '')}"
+        ).values()
+        assert row["accuracy"] == pytest.approx(said[f"acc,{row['method']}"])
     for row in load("self-labelled", tiny).rows:  # as the runs themselves say
         said = told_by(tiny / ".results" / "self", "2shot")[row["seed"]]
         assert row["0 shots"] == pytest.approx(said[f"acc,{row['method']}"])
@@ -338,13 +364,15 @@ def test_tables_are_made_of_sweeps_and_finished_cells_are_taken(tiny: Path, monk
         raise AssertionError("a finished sweep loads no model")
 
     monkeypatch.setattr("lm_eval_proca.sweep.cell.Model.load", fail)
-    assert replace(prompts.TABLE, sweeps=[Sweep(WITH_SHOTS, "Tiny")]).make(tiny).values == made["prompts"].values
+    assert replace(prompts.TABLE, sources=[Sweep(WITH_SHOTS, "Tiny")]).make(tiny).values == made["prompts"].values
+    analysis = replace(templates.TABLE, sources=[AnalysisRuns(ANALYSIS, "Tiny")])
+    assert analysis.make(tiny).values == made["templates"].values
     cells = sorted(tiny.glob(".results/shots/*/*/identity.json"))
     for file in cells:  # as an earlier version would have made them
         identity = json.loads(file.read_text())
         file.write_text(json.dumps({**identity, "versions": {**identity["versions"], "procedure": "1"}}))
         file.parent.rename(file.parent.with_name(file.parent.name[:-12] + "0" * 12))
-    older = replace(prompts.TABLE, sweeps=[Sweep(WITH_SHOTS, "Tiny")]).make(tiny, from_existing=True)
+    older = replace(prompts.TABLE, sources=[Sweep(WITH_SHOTS, "Tiny")]).make(tiny, from_existing=True)
     assert (older.procedure, older.values) == (1, made["prompts"].values)
     with pytest.raises(ResultsError, match="is not finished in"):
         Sweep(WITH_SHOTS.replace("--seeds 0 1", "--seeds 0 7"), "Tiny").tables()
@@ -355,5 +383,5 @@ def test_a_sweep_that_does_not_finish(tiny: Path, monkeypatch: pytest.MonkeyPatc
     """No table is made of a part of it; after Ctrl-C, the sweeps of other tables do not begin."""
     monkeypatch.setattr("lm_eval_proca.cli.main", lambda argv: status)
     with pytest.raises(error):
-        replace(prompts.TABLE, sweeps=[Sweep(WITH_SHOTS, "Tiny")]).make(tiny)
+        replace(prompts.TABLE, sources=[Sweep(WITH_SHOTS, "Tiny")]).make(tiny)
     assert not path_of("prompts", tiny).exists()

@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
         quiet_logging()
         distributed.join()
         try:
-            tables_of, failures = _tables_of_model({name: _cells(name, args) for name in analyses}, args)
+            tables_of, failures = tables_of_model({name: cells_of(name, args) for name in analyses}, args)
         except KeyboardInterrupt:
             print("\nInterrupted. Finished runs are kept; the same command goes on from here.", file=sys.stderr)
             return 130
@@ -108,7 +108,7 @@ def _calibrators(analyses: Sequence[str], args: argparse.Namespace) -> dict[str,
     return make_calibrators(dict.fromkeys([*chosen, *needed]), calibrator_params(args.param))
 
 
-def _cells(name: str, args: argparse.Namespace) -> list[Cell]:
+def cells_of(name: str, args: argparse.Namespace) -> list[Cell]:
     """The paper's runs, changed as the options say."""
     plan = get_analysis(name).plan
     plan = replace(
@@ -121,12 +121,16 @@ def _cells(name: str, args: argparse.Namespace) -> list[Cell]:
     return plan.cells(args.include_path, args.limit)
 
 
-def _tables_of_model(
+def runs_folder(args: argparse.Namespace) -> Path:
+    return Path(args.output) / "runs"
+
+
+def tables_of_model(
     cells: Mapping[str, Sequence[Cell]], args: argparse.Namespace
 ) -> tuple[dict[str, list[ScoreTable]], list[str]]:
     """Make the runs that are not finished yet; the tables of each analysis, and a sentence per run that failed."""
     model = model_of(args, args.model_args)
-    folder = Path(args.output) / "runs"
+    folder = runs_folder(args)
     outcomes = run_cells([cell for some in cells.values() for cell in some], model, folder, evaluate=evaluate_cell)
     failed = {o.cell: f"{o.cell.name} failed: {o.failure.sentence} (log: {o.log})" for o in outcomes if o.failure}
     model.unload()

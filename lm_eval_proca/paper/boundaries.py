@@ -63,13 +63,16 @@ class Boundaries(Analysis):
 
     @classmethod
     def observe(cls, tables: Tables, calibrators: Calibrators) -> list[Observation]:
-        """Per prompt and method, the boundary and the accuracy it gives."""
+        """Per prompt and method, the boundary and the accuracy it gives.
+
+        A calibrator that also reads hidden states has no boundary on a line of scores.
+        """
         observed: list[Observation] = []
         for table in tables:
             run, odds = run_of(table), positive_log_odds(table)
             observed.append({**run, "calibrator": RAW, "boundaries": [CONVENTIONAL], "accuracy": accuracy_of(table)})
             for name, one in fit_all(table, calibrators)[0].items():
-                found = decision_boundaries(one.calibrator, odds)
+                found = [] if one.calibrator.uses_representations else decision_boundaries(one.calibrator, odds)
                 observed.append({**run, "calibrator": name, "boundaries": found, "accuracy": accuracy_of(table, one)})
         return observed
 

@@ -2,9 +2,28 @@
 
 from __future__ import annotations
 
-from results.table import Table
-from results.tables import methods, prompts, self_labelled, self_labelled_elsewhere, sizes
+from typing import Any
 
-TABLES: dict[str, Table] = {
-    one.TABLE.name: one.TABLE for one in (prompts, methods, self_labelled, self_labelled_elsewhere, sizes)
-}
+from results.table import Table
+from results.tables import (
+    boundaries,
+    existing_runs,
+    formats,
+    imbalance,
+    methods,
+    prompts,
+    proportions,
+    selection,
+    self_labelled,
+    self_labelled_elsewhere,
+    size,
+    sizes,
+    templates,
+    thresholds,
+)
+
+MODULES = (
+    *(prompts, methods, self_labelled, self_labelled_elsewhere, sizes),
+    *(boundaries, thresholds, templates, imbalance, proportions, selection, size, formats, existing_runs),
+)
+TABLES: dict[str, Table[Any]] = {module.TABLE.name: module.TABLE for module in MODULES}

@@ -6,30 +6,31 @@ from collections.abc import Sequence
 
 from lm_eval_proca.calibration.registry import CALIBRATORS
 from lm_eval_proca.metrics import mean_by
-from lm_eval_proca.paper.display import distinct, short_name
+from lm_eval_proca.paper.display import short_name
 from lm_eval_proca.paper.methods import SUPERVISED_SCORES, SUPERVISED_STATES, Methods
 from lm_eval_proca.scores.fitting import make_calibrators
-from results.markdown import AVERAGE, TASKS, average, best_in_bold, bold, by_task, gain, markdown, percent, value
+from results.markdown import (
+    AVERAGE,
+    TASKS,
+    average,
+    best_in_bold,
+    bold,
+    by_task,
+    gain,
+    markdown,
+    method_name,
+    methods_of,
+    percent,
+    spread,
+    value,
+)
 from results.results_file import Row
 from results.sweeps import Sweep
 from results.table import Measured, Table
 from results.tables import prompts, self_labelled
 
-NAMES = {
-    "none": "raw",
-    "conca": "contextual",
-    "domain": "domain context",
-    "bc": "batch",
-    "bc_prob": "batch, of probabilities",
-    "ucpa": "UCPA",
-    "proca": "ProCa",
-    "proca_a": "ProCa-a",
-    "proca_h": "ProCa-h",
-    SUPERVISED_SCORES: "*labels on scores*",
-    SUPERVISED_STATES: "*labels on hidden states*",
-}
-"""In the order of the tables; a method that is not here comes before the regressions."""
-LABELS = (SUPERVISED_SCORES, SUPERVISED_STATES)
+LABELS = {SUPERVISED_SCORES: "*labels on scores*", SUPERVISED_STATES: "*labels on hidden states*"}
+"""The regressions, which come last."""
 SHOTS = (0, 4)
 PAPER = {
     "GPT-2-Large, 0.8B": (50.1, 56.3, 64.8, 45.8, 60.4, 67.9),
@@ -70,10 +71,10 @@ def tasks(rows: Sequence[Row]) -> str:
         for method in methods:
             plain = ["" if one is None else percent(one) for one in _accuracies(rows, shots, method)]
             cells = best.get(method, plain)
-            spread = [*(_spread(value(rows, "sd", task=task, shots=shots, method=method)) for task in TASKS), ""]
-            name = NAMES.get(method, f"`{method}`")
+            spreads = [*(spread(value(rows, "sd", task=task, shots=shots, method=method)) for task in TASKS), ""]
+            name = _name(method)
             title = bold(name) if cells[-1].startswith("**") else name
-            lines.append([str(shots), title, *map("".join, zip(cells, spread, strict=True))])
+            lines.append([str(shots), title, *map("".join, zip(cells, spreads, strict=True))])
     return markdown(["shots", "method", *TASKS.values(), AVERAGE], lines)
 
 
@@ -82,7 +83,7 @@ def gains(rows: Sequence[Row]) -> str:
     others = [method for method in _methods(rows, SHOTS[0]) if method != "proca_h"]
     lines = [
         [
-            NAMES.get(method, f"`{method}`"),
+            _name(method),
             *(gain(_accuracies(rows, shots, "proca_h"), _accuracies(rows, shots, method)) for shots in SHOTS),
         ]
         for method in others
@@ -96,7 +97,7 @@ def paper(rows: Sequence[Row]) -> str:
     ours = [average(rows, "accuracy", shots=shots, method=method) for shots in SHOTS for method in compared]
     lines = [["SmolLM2, 0.1B, *this table*", *_best_of_three(ours)]]
     lines += [[model, *_best_of_three([number / 100 for number in numbers])] for model, numbers in PAPER.items()]
-    names = [NAMES[method] for method in compared]
+    names = [_name(method) for method in compared]
     header = [name for shots in SHOTS for name in (f"{shots} shots: {names[0]}", *names[1:])]
     return markdown(["", *header], lines)
 
@@ -106,18 +107,16 @@ def _best_of_three(shares: Sequence[float | None]) -> list[str]:
 
 
 def _methods(rows: Sequence[Row], shots: int) -> list[str]:
-    found = distinct(row["method"] for row in rows if row["shots"] == shots)
-    ours = [name for name in NAMES if name in found and name not in LABELS]
-    others = [name for name in found if name not in NAMES]
-    return [*ours, *others, *(name for name in LABELS if name in found)]
+    found = methods_of(row for row in rows if row["shots"] == shots)
+    return [name for name in found if name not in LABELS] + [name for name in LABELS if name in found]
+
+
+def _name(method: str) -> str:
+    return LABELS.get(method) or method_name(method)
 
 
 def _accuracies(rows: Sequence[Row], shots: int, method: str) -> list[float | None]:
     return by_task(rows, "accuracy", shots=shots, method=method)
-
-
-def _spread(sd: float | None) -> str:
-    return f" ±{percent(sd)}" if sd else ""
 
 
 TABLE = Table(

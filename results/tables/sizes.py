@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from lm_eval_proca.metrics import grouped
-from lm_eval_proca.paper.analysis import DPI
-from lm_eval_proca.paper.display import STYLE, looks_of
+from lm_eval_proca.paper.display import looks_of
+from results.drawing import picture
 from results.markdown import average, best_in_bold, by_task, gain, markdown
 from results.results_file import Row
 from results.sweeps import DTYPE, SMOLLM2_ARGS, Sweep
@@ -79,16 +79,10 @@ class Figure:
         self.rows = rows
 
     def save(self, path: Path) -> Path:
-        import matplotlib.pyplot as plt
-
-        with plt.style.context(STYLE):
-            figure, ax = plt.subplots(figsize=(7.2, 4.4), layout="constrained")
+        with picture(path, figsize=(7.2, 4.4)) as (figure, [[ax]]):
             self._draw(ax)
             figure.legend(loc="outside right upper")
             figure.supxlabel(FOOTNOTE, fontsize=8, color="#666666")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            figure.savefig(path, dpi=DPI, facecolor="white")
-            plt.close(figure)
         return path
 
     def _draw(self, ax: Any) -> None:

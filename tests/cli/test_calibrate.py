@@ -16,8 +16,8 @@ from lm_eval_proca import PrototypicalCalibrator, load_calibrator
 from lm_eval_proca.cli import main
 from lm_eval_proca.scores.fitting import fit
 from lm_eval_proca.scores.score_table import ScoreTable
+from results.output_folders import Matrix, write_output
 from tests.conftest import ROOT
-from tests.output_folders import Matrix, write_output
 from tests.score_tables import made_table, without
 
 Output = pytest.CaptureFixture[str]

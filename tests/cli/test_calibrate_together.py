@@ -17,7 +17,7 @@ from lm_eval_proca.cli import main
 from lm_eval_proca.crossed import crossed_mean
 from lm_eval_proca.scores.fitting import fit, make_calibrators
 from lm_eval_proca.scores.score_table import ScoreTable
-from tests.output_folders import Matrix, write_output
+from results.output_folders import Matrix, write_output
 from tests.score_tables import made_prompts, made_table
 
 Output = pytest.CaptureFixture[str]

@@ -19,7 +19,7 @@ from lm_eval_proca.cli.compare import SOMETHING_SKIPPED
 from lm_eval_proca.runs import processes
 from lm_eval_proca.scores import fitting
 from lm_eval_proca.scores.fitting import calibrators_of_documents
-from tests.output_folders import Matrix, write_output
+from results.output_folders import Matrix, write_output
 from tests.score_tables import made_table
 
 Output = pytest.CaptureFixture[str]

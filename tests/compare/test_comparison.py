@@ -17,7 +17,7 @@ from lm_eval_proca.compare.formats.structured import as_dict
 from lm_eval_proca.compare.names import method_name
 from lm_eval_proca.compare.page import render_page
 from lm_eval_proca.errors import ResultsError
-from tests.output_folders import Matrix, write_output
+from results.output_folders import Matrix, write_output
 from tests.score_tables import made_table
 
 

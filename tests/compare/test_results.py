@@ -14,7 +14,7 @@ from lm_eval_proca.compare.results import read_results
 from lm_eval_proca.errors import ResultsError
 from lm_eval_proca.runs.sample_logs import UnclearTarget, read_correct
 from lm_eval_proca.scores.identity import model_identity
-from tests.output_folders import Matrix, write_output
+from results.output_folders import Matrix, write_output
 
 BOTH = {"none": 0.5, "proca": 0.75}
 

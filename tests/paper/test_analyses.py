@@ -69,6 +69,13 @@ def test_compared_boundaries_carry_the_accuracies_of_the_methods(calibrators: di
     assert all(row["boundaries"] == [0.5] for row in rows if row["calibrator"] == "none")
 
 
+def test_what_reads_hidden_states_has_an_accuracy_and_no_boundary() -> None:
+    table, calibrators = made_table(hidden=True), make_calibrators(["bc", "proca_h"])
+    found = {row["calibrator"]: row for row in boundaries.Boundaries.observe([table], calibrators)}
+    assert found["bc"]["boundaries"] != found["proca_h"]["boundaries"] == []
+    assert found["proca_h"]["accuracy"] == accuracies(table, calibrators)["proca_h"]
+
+
 def test_clouds_hold_every_evaluation_row() -> None:
     table = made_table()
     cloud = boundaries.Boundaries.observe_documents([table])

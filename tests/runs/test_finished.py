@@ -22,8 +22,8 @@ from lm_eval_proca.runs.finished import (
 from lm_eval_proca.runs.sample_logs import read_correct, read_samples
 from lm_eval_proca.runs.writing import write_samples
 from lm_eval_proca.scores.fitting import fit, make_calibrators
+from results.output_folders import Matrix, write_output
 from tests.conftest import made_sentences, write_jsonl
-from tests.output_folders import Matrix, write_output
 from tests.score_tables import made_table
 
 BC = make_calibrators(["bc"])

@@ -24,10 +24,10 @@ import pytest
 
 from lm_eval_proca.runs.output_folder import result_files
 from lm_eval_proca.runs.score_files import find_score_tables
+from results.output_folders import write_output
 from tests.cli.test_output_folders import GROUPS, answers, matrix
 from tests.conftest import ROOT
 from tests.launch import SECONDS, Node
-from tests.output_folders import write_output
 from tests.sweep import test_disk
 from tests.sweep.test_disk import Mount, finished
 from tests.sweep.test_nodes import scores

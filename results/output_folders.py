@@ -1,26 +1,21 @@
 """Output folders of `lm_eval --log_samples`, made from score matrices: files as lm-eval 0.4.13 would have written them.
 
-`python -m tests.output_folders MCQ OUT` writes the models of a folder of Parquet files (columns dataset, shots,
-subject, index, gold, probabilities; see docs/existing-runs.md) as runs of lm-eval's group `mmlu`, one per model and
-number of shots, and of `arc` and `csqa` as two tasks of that shape.
+Published scores become runs that `calibrate` takes, and so do matrices of tests.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import yaml
+
+from lm_eval_proca.files import replacing
 
 DATE = "2025-01-31T12-00-00.000001"
-SMALLEST_PROBABILITY = 1e-12
-PROMPT_LETTERS = {0: 700, 5: 4000}
-"""About as long as MMLU's prompts."""
 
 
 class Matrix(NamedTuple):
@@ -40,8 +35,12 @@ def write_output(
     by_size: bool = True,
     shots: int = 0,
     date: str = DATE,
+    letters: int = 700,
 ) -> Path:
-    """One run: `results_<date>.json` and a sample log per task in the folder of the model; the results file."""
+    """One run: a sample log per task in the folder of the model and, once all are there, `results_<date>.json`.
+
+    Prompts are made up, of so many `letters` at least; 700 are about as many as those of MMLU have.
+    """
     folder = folder / model.replace("/", "__")
     folder.mkdir(parents=True, exist_ok=True)
     results: dict[str, dict[str, Any]] = {}
@@ -56,7 +55,7 @@ def write_output(
         }
         with (folder / f"samples_{task}_{date}.jsonl").open("w", encoding="utf-8") as lines:
             for doc_id, (scores, gold) in enumerate(zip(matrix.scores.tolist(), matrix.gold.tolist(), strict=True)):
-                sample = _sample(task, doc_id, scores, gold, matrix.labels, shots)
+                sample = _sample(task, doc_id, scores, gold, matrix.labels, letters)
                 lines.write(json.dumps(sample, ensure_ascii=False) + "\n")
     for group in groups or {}:
         of_group = [results[task] for task in _leaves(groups or {}, group)]
@@ -79,7 +78,8 @@ def write_output(
         "model_name_sanitized": model.replace("/", "__"),
     }
     file = folder / f"results_{date}.json"
-    file.write_text(json.dumps(document, indent=2), encoding="utf-8")
+    with replacing(file) as unfinished:
+        unfinished.write_text(json.dumps(document, indent=2), encoding="utf-8")
     return file
 
 
@@ -95,10 +95,10 @@ def _config(task: str, matrix: Matrix, shots: int) -> dict[str, Any]:
 
 
 def _sample(
-    task: str, doc_id: int, scores: Sequence[float], gold: int, labels: Sequence[str], shots: int
+    task: str, doc_id: int, scores: Sequence[float], gold: int, labels: Sequence[str], letters: int
 ) -> dict[str, Any]:
     question = f'{task}, "question" {doc_id}: {{"target": "no", "resps": [0]}}\n'
-    prompt = question + "A made-up question, é. " * ((PROMPT_LETTERS.get(shots, 700) - len(question)) // 23) + "Answer:"
+    prompt = question + "A made-up question, é. " * ((letters - len(question)) // 23) + "Answer:"
     responses = [[[str(score), "False"]] for score in scores]
     return {
         "doc_id": doc_id,
@@ -118,37 +118,3 @@ def _sample(
 
 def _leaves(groups: Mapping[str, Sequence[str]], name: str) -> list[str]:
     return [leaf for child in groups[name] for leaf in _leaves(groups, child)] if name in groups else [name]
-
-
-def mmlu_groups() -> dict[str, list[str]]:
-    """lm-eval's group `mmlu` and its four parts, as its YAML files say."""
-    import lm_eval
-
-    folder = Path(lm_eval.__file__).parent / "tasks" / "mmlu" / "default"
-    groups: dict[str, list[str]] = {"mmlu": []}
-    for file in sorted(folder.glob("mmlu_*.yaml")):
-        task = yaml.safe_load(file.read_text(encoding="utf-8"))
-        group = task["tag"].removesuffix("_tasks")
-        groups.setdefault(group, []).append(task["task"])
-    groups["mmlu"] = [group for group in groups if group != "mmlu"]
-    return groups
-
-
-def write_mcq(source: Path, output: Path) -> None:
-    import pandas as pd
-
-    groups = mmlu_groups()
-    for number, file in enumerate(sorted(source.glob("*.parquet"))):
-        frame = pd.read_parquet(file)
-        for shots, of_shots in frame.groupby("shots"):
-            tasks = {}
-            for (dataset, subject), rows in of_shots.sort_values("index").groupby(["dataset", "subject"]):
-                scores = np.log(np.clip(np.stack(rows["probabilities"]), SMALLEST_PROBABILITY, None))
-                name = f"mmlu_{subject}" if dataset == "mmlu" else dataset
-                tasks[name] = Matrix(scores, rows["gold"].to_numpy(), "ABCDE"[: scores.shape[1]])
-            date = f"2025-01-31T12-{number:02d}-0{shots}.000001"
-            print(write_output(output / f"{shots}-shot", file.stem, tasks, groups=groups, shots=int(shots), date=date))
-
-
-if __name__ == "__main__":
-    write_mcq(Path(sys.argv[1]), Path(sys.argv[2]))
