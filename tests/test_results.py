@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.stats import ttest_1samp
+from scipy.stats import rankdata, ttest_1samp
 
 import lm_eval_proca
 from lm_eval_proca.errors import ResultsError
 from lm_eval_proca.scores.identity import PROCEDURE
+from lm_eval_proca.scores.together import Prompts
 from results.__main__ import main
 from results.documents import documents, undated, written
 from results.markdown import TASKS
@@ -52,7 +53,10 @@ ROWS = {
     "prompts": made_rows(method=["none", "bc", "proca", "proca_h"]),
     "methods": made_rows(shots=[0, 4], method=METHODS),
     "self-labelled": [
-        {**row, **dict.fromkeys(SELF_COLUMNS, row["accuracy"]), "0 shots": row["sd"], "kappa": 0.3, "guarded": True}
+        {
+            **{**row, **dict.fromkeys(SELF_COLUMNS, row["accuracy"]), "0 shots": row["sd"], "guarded": True},
+            **{**dict.fromkeys(self_labelled.JUDGES, row["worst"]), "kappa": 0.3 + row["worst"] / 1000},
+        }
         for row in made_rows(seed=[10, 11], method=["bc", "proca_h"])
     ],
     "sizes": made_rows(model=list(sizes.MODELS), millions=[135], method=list(sizes.METHODS)),
@@ -266,6 +270,27 @@ def test_self_labelled_is_the_mean_of_two_draws() -> None:
     lines = cells_of(self_labelled.guard(rows))[1:]
     assert len(lines) == 2 * len(TASKS)
     assert {tuple(line[i] for i in (2, 5)) for line in lines} == {("0.30", "prompt 0")}
+
+
+def test_what_could_tell_without_labels_whether_demonstrations_helped() -> None:
+    """Three documents, prompt 0 and two others, two labels; numbers by hand."""
+    first, other = np.log([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7]]), np.log([[0.6, 0.4], [0.1, 0.9], [0.4, 0.6]])
+    shown = Prompts(np.stack([first, other, other]))
+    assert self_labelled.answers_changed(shown) == pytest.approx(1 / 3)
+    assert self_labelled.mutual_predictability(shown) == pytest.approx(
+        np.mean(np.log([0.6 / 0.4, 0.1 / 0.9, 0.6 / 0.4]))
+    )
+    together = np.exp((first + 2 * other) / 3)
+    together /= together.sum(axis=1, keepdims=True)
+    sure = together.max(axis=1).mean() - np.mean([0.9, 0.8, 0.7])
+    assert self_labelled.confidence_gained(shown) == pytest.approx(sure)
+    rows = [row for row in ROWS["self-labelled"] if row["method"] == "proca_h"]
+    gained = np.array([row[self_labelled.UNGUARDED] - row["0 shots"] for row in rows])
+    said = np.array([row["answers changed"] for row in rows])
+    by_name = {line[0]: line[1:] for line in cells_of(self_labelled.judges(ROWS["self-labelled"]))[1:]}
+    lost = said[gained < -0.01]
+    expected = f"{np.corrcoef(rankdata(said), rankdata(gained))[0, 1]:.2f}", f"{lost.min():.2f} to {lost.max():.2f}"
+    assert tuple(by_name["answers changed"][:2]) == expected
 
 
 def test_self_labelled_elsewhere_has_a_line_for_each_task() -> None:

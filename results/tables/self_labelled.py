@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from statistics import fmean
 from typing import Any
+
+import numpy as np
+from scipy.special import logit
+from scipy.stats import spearmanr
 
 from lm_eval_proca.metrics import accuracy, grouped, mean
 from lm_eval_proca.paper.display import short_name
 from lm_eval_proca.scores.fitting import make_calibrators
 from lm_eval_proca.scores.prompt_sets import Together, calibrate_together
 from lm_eval_proca.scores.score_table import ScoreTable
+from lm_eval_proca.scores.together import Prompts
 from results.markdown import AVERAGE, TASKS, bold, gain, markdown, percent, steps
 from results.results_file import Row
 from results.sweeps import EVERY_METHOD, SMOLLM2_ARGS, Sweep
@@ -39,6 +44,31 @@ SHOWN = (
 OURS = (TOGETHER, "proca_h")
 
 
+def answers_changed(prompts: Prompts) -> float:
+    """Share of documents to which all together give another label than prompt 0 does."""
+    return float(np.mean(prompts.predicted_together != prompts.predicted[0]))
+
+
+def mutual_predictability(prompts: Prompts) -> float:
+    """Mean log-odds, under demonstrations with labels of prompt 0, of the label that it gives a document."""
+    log_proba = np.take_along_axis(prompts.log_proba[1:], prompts.predicted[0][None, :, None], axis=2)
+    return float(np.mean(logit(np.clip(np.exp(log_proba), 1e-6, 1 - 1e-6))))
+
+
+def confidence_gained(prompts: Prompts) -> float:
+    """How much more probable all together find their labels than prompt 0 finds its own."""
+    return float(np.mean(np.exp(prompts.together.max(axis=1))) - np.mean(np.exp(prompts.log_proba[0].max(axis=1))))
+
+
+JUDGES: dict[str, Callable[[Prompts], float]] = {
+    "kappa": lambda prompts: prompts.kappa,
+    "answers changed": answers_changed,
+    "mutual predictability": mutual_predictability,
+    "confidence gained": confidence_gained,
+}
+"""What could say without labels whether demonstrations have helped."""
+
+
 def measure(sweeps: Sequence[Sweep]) -> Measured:
     self_made, shown = sweeps
     true_labels = by_draw(shown.tables())
@@ -61,7 +91,7 @@ def rows_of(tables: Sequence[ScoreTable]) -> Iterator[Row]:
             **{"task": short_name(record.task), "seed": record.seed, "method": method},
             **{ZERO: zero, ONE: fmean(others), TOGETHER: _accuracy(with_guard, method)},
             UNGUARDED: _accuracy(without, method),
-            "kappa": with_guard.methods[method].kappa,
+            **{name: judge(without.methods[method]) for name, judge in JUDGES.items()},
             "guarded": with_guard.methods[method].only_first,
         }
 
@@ -121,13 +151,31 @@ def guard(rows: Sequence[Row]) -> str:
     return markdown(header, lines)
 
 
+def judges(rows: Sequence[Row]) -> str:
+    """How well numbers without labels tell which runs gain, for `proca_h` and without the guard."""
+    ours = [row for row in rows if row["method"] == OURS[1]]
+    gained = [row[UNGUARDED] - row[ZERO] for row in ours]
+    lost = [number < -0.01 - 1e-9 for number in gained]
+    lines = []
+    for name in JUDGES:
+        said = [row[name] for row in ours]
+        of_losses, of_others = (
+            [one for one, is_loss in zip(said, lost, strict=True) if is_loss is k] for k in (True, False)
+        )
+        span = [f"{min(some):.2f} to {max(some):.2f}" if some else "" for some in (of_losses, of_others)]
+        lines.append([name, f"{spearmanr(said, gained).statistic:.2f}", *span])
+    header = ["rank correlation with the gain", f"the {sum(lost)} runs that lose more than 1", "all others"]
+    return markdown(["", *header], lines)
+
+
 def _accuracies(rows: Sequence[Row], what: str, method: str) -> list[float | None]:
     """Means over draws by task, then the average."""
     by_task = grouped([row for row in rows if row["method"] == method], lambda row: row["task"])
-    known = {task: [row[what] for row in some if row[what] is not None] for task, some in by_task.items()}
-    means = [mean(known[task]) if known.get(task) else None for task in TASKS]
+    means = [mean(row[what] for row in by_task[task]) if task in by_task else None for task in TASKS]
     found = [one for one in means if one is not None]
     return [*means, mean(found) if len(found) == len(TASKS) else None]
 
 
-TABLE = Table("self-labelled", [SWEEP, prompts.SWEEP], measure, {"tasks": tasks, "gains": gains, "guard": guard})
+TABLE = Table(
+    "self-labelled", [SWEEP, prompts.SWEEP], measure, {"tasks": tasks, "gains": gains, "guard": guard, "judges": judges}
+)
