@@ -15,10 +15,13 @@ DOCS := .docs
 ifneq ($(wildcard ../shared/data),)
 export PROCA_TEST_DATA ?= $(abspath ../shared/data)
 endif
+# Nothing here needs the model hub, but for the rows of `make results` where there are none; without this, libraries wait
+# for it where it cannot be reached.
 ifdef PROCA_TEST_DATA
 results results-%: export PROCA_DATA_DIR ?= $(PROCA_TEST_DATA)
+else
+results results-%: export HF_HUB_OFFLINE := $(or $(HF_HUB_OFFLINE),0)
 endif
-# Nothing here needs the model hub; without this, libraries wait for it where it cannot be reached.
 export HF_HUB_OFFLINE ?= 1
 
 .PHONY: demo test test-faults test-elsewhere test-matrix test-engines lint bench results docs release clean
