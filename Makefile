@@ -15,14 +15,17 @@ DOCS := .docs
 ifneq ($(wildcard ../shared/data),)
 export PROCA_TEST_DATA ?= $(abspath ../shared/data)
 endif
-ifdef PROCA_TEST_DATA
-results results-%: export PROCA_DATA_DIR ?= $(PROCA_TEST_DATA)
-endif
 # Published label probabilities, for the table existing-runs.
 ifneq ($(wildcard ../shared/mcq),)
 results results-%: export PROCA_MCQ ?= $(abspath ../shared/mcq)
 endif
-# Nothing here needs the model hub; without this, libraries wait for it where it cannot be reached.
+# Nothing here needs the model hub, but for the rows of `make results` where there are none; without this, libraries wait
+# for it where it cannot be reached.
+ifdef PROCA_TEST_DATA
+results results-%: export PROCA_DATA_DIR ?= $(PROCA_TEST_DATA)
+else
+results results-%: export HF_HUB_OFFLINE := $(or $(HF_HUB_OFFLINE),0)
+endif
 export HF_HUB_OFFLINE ?= 1
 
 .PHONY: demo test test-faults test-elsewhere test-matrix test-engines lint bench results docs release clean

@@ -83,7 +83,7 @@ def what_prompts_and_calibration_change(results: Mapping[str, Any]) -> str:
     return (
         f"Accuracy in per cent on {results['n-samples'][TASK]['effective']} sentences. The prompts differ only in "
         f"their examples.\n{text_table(rows)}\nFrom prompt to prompt, raw differs by {_spread(alone['none'])} points, "
-        f"batch calibration by {_spread(alone['bc'])}; it used no label."
+        f"batch calibration, which sees no label, by {_spread(alone['bc'])}."
     )
 
 

@@ -90,8 +90,8 @@ def read_settings(task: str, block: Any, metadata: Mapping[str, Any]) -> Setting
         raise TaskError(f"{task}: the `calibration:` block must be a mapping, got {block!r}.")
     if unknown := sorted(set(map(str, block)) - set(KNOWN)):
         raise TaskError(
-            f"{task}: unknown setting {', '.join(unknown)} in the `calibration:` block; the known ones are "
-            f"{', '.join(KNOWN)}.{did_you_mean(unknown[0], KNOWN)}"
+            f"{task}: unknown setting {', '.join(unknown)} in the `calibration:` block."
+            f"{did_you_mean(unknown[0], KNOWN)} The known ones are {', '.join(KNOWN)}."
         )
     if bare := sorted(set(metadata) & set(KNOWN)):
         logger.warning(f"{task}: {bare[0]} in --metadata is not read; did you mean {PREFIX}.{bare[0]}?")
@@ -116,7 +116,7 @@ def settings_of_run(metadata: Mapping[str, Any], *, source: str = "--metadata") 
     known = (*KNOWN, CALIBRATE)
     if unknown := sorted(set(map(str, given)) - set(known)):
         named, near = ", ".join(f"{PREFIX}.{key}" for key in unknown), did_you_mean(unknown[0], known)
-        raise TaskError(f"{source}: unknown setting {named}; the known ones are {', '.join(known)}.{near}")
+        raise TaskError(f"{source}: unknown setting {named}.{near} The known ones are {', '.join(known)}.")
     return {key: _typed(source, key, value) for key, value in given.items()}
 
 

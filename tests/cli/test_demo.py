@@ -36,7 +36,7 @@ def test_the_table_shows_every_prompt_and_the_sentence_their_spread() -> None:
         ["mine", "mine", "10.0", "20.0", "30.0", "20.0", "40.0"],
     ]
     assert sentence == (
-        "From prompt to prompt, raw differs by 20.0 points, batch calibration by 2.0; it used no label."
+        "From prompt to prompt, raw differs by 20.0 points, batch calibration, which sees no label, by 2.0."
     )
 
 
