@@ -121,7 +121,7 @@ class Together:
         fitted = self.methods[name].ensemble
         assert fitted is not None, "raw scores have no fit"
         members = [copy(member) for member in fitted.calibrator.members_]
-        for member, fits in zip(members, self.fits[: len(members)], strict=True):  # of prompt 0 alone, or of all
+        for member, fits in zip(members, self.fits, strict=True):
             alone = fits[name].calibrator
             member.labels_, member.origin_ = alone.labels_, alone.origin_
         origins = [table.record.origin for table in self.tables]

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -40,8 +39,6 @@ class Prompts:
     """Of each prompt alone, of shape (prompts, documents, labels)."""
     ensemble: Fit | None = None
     """All prompts together, as a :class:`PromptEnsemble`; raw scores have no fit."""
-    only_first: bool = False
-    """Whether prompt 0 answers for all: the others show labels that it gave, and do not agree (see `_guarded`)."""
 
     @cached_property
     def together(self) -> np.ndarray:
@@ -110,20 +107,8 @@ def methods_of(tables: Sequence[ScoreTable], fits: Sequence[Mapping[str, Fit]]) 
     for name in fits[0]:
         if all(name in of_prompt for of_prompt in fits):
             alone = [of_prompt[name] for of_prompt in fits]
-            prompts = Prompts(np.stack([one.log_proba for one in alone]), _ensemble(alone, tables))
-            found[name] = _guarded(prompts, alone, tables)
+            found[name] = Prompts(np.stack([one.log_proba for one in alone]), _ensemble(alone, tables))
     return found
-
-
-def _guarded(prompts: Prompts, alone: Sequence[Fit], tables: Sequence[ScoreTable]) -> Prompts:
-    """Self-labelled demonstrations must show in the answers; if they do not, the labels were too poor.
-
-    Either all prompts agree, or those with demonstrations agree more with each other than with prompt 0, which shows
-    none and gave the labels: they have learned something in common. Otherwise prompt 0 answers alone.
-    """
-    if not tables[0].record.demonstrated_by or prompts.kappa >= LEAST_KAPPA or _learned(prompts.predicted):
-        return prompts
-    return replace(prompts, ensemble=_ensemble(alone[:1], tables[:1]), only_first=True)
 
 
 def _ensemble(alone: Sequence[Fit], tables: Sequence[ScoreTable]) -> Fit:
@@ -133,7 +118,7 @@ def _ensemble(alone: Sequence[Fit], tables: Sequence[ScoreTable]) -> Fit:
     """
     first = alone[0].calibrator
     same_rows = len({table.record.unlabeled_hash for table in tables}) == 1
-    if first.fits_prompts_together and same_rows and len(tables) > 1:
+    if first.fits_prompts_together and same_rows:
         return fit(PromptEnsemble(clone(first), n_prompts=len(tables)), side_by_side(tables))
     members = PromptEnsemble.of([one.calibrator for one in alone], origin=first.origin_)
     return replace(alone[0], calibrator=members, log_proba=mean_of_prompts(np.stack([one.log_proba for one in alone])))
@@ -172,16 +157,6 @@ def report(methods: Mapping[str, Prompts], gold: np.ndarray) -> dict[str, Any]:
     }
 
 
-def _learned(predicted: np.ndarray) -> bool:
-    """Labels (prompts, documents): whether prompts 1 and on agree more with each other than with prompt 0."""
-    first, others = predicted[0], predicted[1:]
-    if len(others) < 2:
-        return False
-    among = np.mean([one == other for one, other in combinations(others, 2)], axis=0)
-    more = among - (others == first).mean(axis=0)
-    return bool(more.mean() > SURE * more.std() / np.sqrt(len(more)))
-
-
 def doubts(prompts: Prompts, reference: Prompts) -> dict[int, str]:
     """Prompts that cannot be trusted, each in a sentence.
 
@@ -205,13 +180,6 @@ def doubts(prompts: Prompts, reference: Prompts) -> dict[int, str]:
 
 
 def _warnings(prompts: Prompts, reference: Prompts) -> Iterator[str]:
-    if prompts.only_first:
-        yield (
-            f"The prompts with self-labelled demonstrations do not agree (kappa {prompts.kappa:.2f}), with each other "
-            f"no more than with prompt 0: the labels were too poor to be shown. Prompt 0, without demonstrations, "
-            f"answers for all together."
-        )
-        return
     yield from doubts(prompts, reference).values()
     if prompts.kappa < LEAST_KAPPA:
         yield f"The prompts do not agree with each other (kappa {prompts.kappa:.2f}); trust none of them alone."

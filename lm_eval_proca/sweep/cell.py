@@ -90,7 +90,7 @@ class Cell:
         if self.generated:  # rows that are sampled together share random numbers
             run |= {"estimate_set": self.estimate, "batch_size": model.batch_size}
         if self.self_labelled:
-            run["demonstrations"] = "self-labelled"
+            run["demonstrations"] = "self-labelled, all prompts answer"
         return run_identity(model.identity, self.file.path, asdict(settings), self.file.overrides, **run)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
@@ -17,7 +16,7 @@ from lm_eval_proca.scores.fitting import make_calibrators
 from lm_eval_proca.scores.prompt_sets import Together, calibrate_together
 from lm_eval_proca.scores.score_table import ScoreTable
 from lm_eval_proca.scores.together import Prompts
-from results.markdown import AVERAGE, TASKS, bold, gain, markdown, percent, steps
+from results.markdown import AVERAGE, CLEAR, TASKS, bold, gain, markdown, percent, signed, steps
 from results.results_file import Row
 from results.sweeps import EVERY_METHOD, SMOLLM2_ARGS, Sweep
 from results.table import Measured, Table
@@ -29,10 +28,8 @@ COMMAND = (
 )
 SWEEP = Sweep(f"{COMMAND} --seeds 12 13", model="SmolLM2-135M")
 METHODS = ("bc", "proca_h")
-ZERO, ONE, TOGETHER, UNGUARDED, TRUE = (
-    *("0 shots", "one self-labelled prompt", "all five together"),
-    *("all five, without the guard", "true labels, five together"),
-)
+ZERO, ONE, TOGETHER = "0 shots", "one self-labelled prompt", "all five together"
+TRUE = "true labels, five together"
 SHOWN = (
     (ZERO, "bc"),
     (ZERO, "proca_h"),
@@ -81,18 +78,13 @@ def measure(sweeps: Sequence[Sweep]) -> Measured:
 
 def rows_of(tables: Sequence[ScoreTable]) -> Iterator[Row]:
     """What one cell of the second pass shows, by method."""
-    with_guard = without = _together(tables)
-    if any(with_guard.methods[method].only_first for method in METHODS):
-        without = _together([_unguarded(table) for table in tables])
-    record = tables[0].record
+    together, record = _together(tables), tables[0].record
     for method in METHODS:
-        zero, *others = with_guard.report[method]["accuracy"]
+        zero, *others = together.report[method]["accuracy"]
         yield {
             **{"task": short_name(record.task), "seed": record.seed, "method": method},
-            **{ZERO: zero, ONE: fmean(others), TOGETHER: _accuracy(with_guard, method)},
-            UNGUARDED: _accuracy(without, method),
-            **{name: judge(without.methods[method]) for name, judge in JUDGES.items()},
-            "guarded": with_guard.methods[method].only_first,
+            **{ZERO: zero, ONE: fmean(others), TOGETHER: _accuracy(together, method)},
+            **{name: judge(together.methods[method]) for name, judge in JUDGES.items()},
         }
 
 
@@ -102,11 +94,6 @@ def by_draw(tables: Sequence[ScoreTable]) -> dict[Any, list[ScoreTable]]:
 
 def _together(tables: Sequence[ScoreTable]) -> Together:
     return calibrate_together(tables, make_calibrators(METHODS))
-
-
-def _unguarded(table: ScoreTable) -> ScoreTable:
-    """Prompts that do not say where their labels come from are always put together."""
-    return replace(table, record=replace(table.record, demonstrated_by={}))
 
 
 def _accuracy(together: Together, method: str) -> float:
@@ -138,24 +125,22 @@ def gains(rows: Sequence[Row]) -> str:
     return markdown([f"{OURS[0]}: `{OURS[1]}`, less", *header], lines)
 
 
-def guard(rows: Sequence[Row]) -> str:
-    """`proca_h` by task and draw: how far prompts agree, who answers, and what all together would have said."""
+def draws(rows: Sequence[Row]) -> str:
+    """`proca_h` by task and draw: without demonstrations and with, and how far prompts agree."""
     lines = []
     for task, name in TASKS.items():
         for row in rows:
             if (row["task"], row["method"]) == (task, OURS[1]):
-                answers = "prompt 0" if row["guarded"] else "all five"
-                numbers = [percent(row[column]) for column in (ZERO, UNGUARDED, TOGETHER)]
-                lines.append([name, str(row["seed"]), f"{row['kappa']:.2f}", *numbers[:2], answers, numbers[2]])
-    header = ["", "seed", "kappa", ZERO, UNGUARDED, "who answers", "the run's answer"]
-    return markdown(header, lines)
+                numbers = [percent(row[column]) for column in (ZERO, ONE, TOGETHER)]
+                lines.append([name, str(row["seed"]), *numbers, signed(100 * _gained(row)), f"{row['kappa']:.2f}"])
+    return markdown(["", "seed", ZERO, ONE, TOGETHER, "gain", "kappa"], lines)
 
 
 def judges(rows: Sequence[Row]) -> str:
-    """How well numbers without labels tell which runs gain, for `proca_h` and without the guard."""
+    """How well numbers without labels tell which runs gain, for `proca_h`."""
     ours = [row for row in rows if row["method"] == OURS[1]]
-    gained = [row[UNGUARDED] - row[ZERO] for row in ours]
-    lost = [number < -0.01 - 1e-9 for number in gained]
+    gained = [_gained(row) for row in ours]
+    lost = [100 * number < -CLEAR for number in gained]
     lines = []
     for name in JUDGES:
         said = [row[name] for row in ours]
@@ -168,6 +153,10 @@ def judges(rows: Sequence[Row]) -> str:
     return markdown(["", *header], lines)
 
 
+def _gained(row: Row) -> float:
+    return float(row[TOGETHER] - row[ZERO])
+
+
 def _accuracies(rows: Sequence[Row], what: str, method: str) -> list[float | None]:
     """Means over draws by task, then the average."""
     by_task = grouped([row for row in rows if row["method"] == method], lambda row: row["task"])
@@ -177,5 +166,5 @@ def _accuracies(rows: Sequence[Row], what: str, method: str) -> list[float | Non
 
 
 TABLE = Table(
-    "self-labelled", [SWEEP, prompts.SWEEP], measure, {"tasks": tasks, "gains": gains, "guard": guard, "judges": judges}
+    "self-labelled", [SWEEP, prompts.SWEEP], measure, {"tasks": tasks, "gains": gains, "draws": draws, "judges": judges}
 )

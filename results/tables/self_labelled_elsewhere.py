@@ -38,10 +38,9 @@ def tasks(rows: Sequence[Row]) -> str:
     for (what, task), alike in grouped(rows, lambda row: (row["what"], row["task"])).items():
         by_method = {row["method"]: row for row in alike}
         numbers = [percent(by_method[method][column]) for method in METHODS for column in COLUMNS]
-        answers = "prompt 0" if by_method[METHODS[-1]]["guarded"] else "all five"
-        lines.append([what, TASKS[task], *numbers, f"{by_method[METHODS[-1]]['kappa']:.2f}", answers])
+        lines.append([what, TASKS[task], *numbers, f"{by_method[METHODS[-1]]['kappa']:.2f}"])
     header = [f"`{method}`: {column}" for method in METHODS for column in COLUMNS]
-    return markdown(["", "", *header, "kappa", "who answers"], lines)
+    return markdown(["", "", *header, "kappa"], lines)
 
 
 TABLE = Table(

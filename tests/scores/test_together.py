@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -14,7 +13,6 @@ from sklearn.metrics import cohen_kappa_score
 from lm_eval_proca.metrics import accuracy
 from lm_eval_proca.scores.fitting import make_calibrators
 from lm_eval_proca.scores.prompt_sets import calibrate_together
-from lm_eval_proca.scores.score_table import ScoreTable
 from lm_eval_proca.scores.together import Prompts, doubts, report
 from tests.score_tables import made_prompts
 
@@ -191,45 +189,3 @@ def test_a_method_that_fails_under_one_prompt_has_no_row() -> None:
     assert list(together.methods) == ["none", "bc"]
     assert together.failures["conca"].startswith("prompt 1: ")
     assert [list(fits) for fits in together.fits] == [["bc"]] * 3
-
-
-def self_labelled(tables: list[ScoreTable]) -> list[ScoreTable]:
-    origin = {"kind": "self-labelled demonstrations"}
-    return [replace(table, record=replace(table.record, demonstrated_by=origin)) for table in tables]
-
-
-def test_self_labelled_prompts_that_agree_answer_together() -> None:
-    tables, calibrators = made_prompts(4, noise=0.5), make_calibrators(["bc"])
-    plain, guarded = (calibrate_together(some, calibrators) for some in (tables, self_labelled(tables)))
-    assert plain.methods["bc"].kappa > 0.4
-    np.testing.assert_array_equal(guarded.methods["bc"].together, plain.methods["bc"].together)
-    assert guarded.report == plain.report
-
-
-def test_self_labelled_prompts_that_disagree_leave_the_answer_to_the_first() -> None:
-    """Their labels are turned round at random: what they showed was no help, and prompt 0 knows better."""
-    tables, calibrators = made_prompts(4, noise=0.5), make_calibrators(["bc"])
-    rng = np.random.default_rng(0)
-    for table in tables[1:]:
-        turned = rng.random(len(table.scores)) < 0.5
-        table.scores[turned] = table.scores[turned][:, ::-1]
-    plain, guarded = (calibrate_together(some, calibrators) for some in (tables, self_labelled(tables)))
-    first = plain.methods["bc"].log_proba[0]
-    assert not np.array_equal(plain.methods["bc"].predicted_together, first.argmax(axis=1))
-    np.testing.assert_allclose(guarded.methods["bc"].together, first)
-    [sentence] = guarded.report["bc"]["warnings"]
-    assert "do not agree (kappa" in sentence
-    assert "Prompt 0, without demonstrations, answers for all together" in sentence
-    # What is saved says the same, and wants the scores of prompt 0 alone.
-    saved = guarded.ensemble("bc")
-    np.testing.assert_allclose(saved.predict_log_proba(tables[0].scores_of("eval")), first)
-
-
-def test_self_labelled_prompts_that_have_learned_something_in_common_answer_together() -> None:
-    """The first prompt answers at random; the others agree with each other, and hardly with it."""
-    tables, calibrators = self_labelled(made_prompts(4, noise=0.5)), make_calibrators(["bc"])
-    turned = np.random.default_rng(0).random(len(tables[0].scores)) < 0.5
-    tables[0].scores[turned] = tables[0].scores[turned][:, ::-1]
-    found = calibrate_together(tables, calibrators).methods["bc"]
-    assert found.kappa < 0.4
-    assert not found.only_first

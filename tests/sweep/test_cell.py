@@ -137,7 +137,10 @@ def test_missing_score_table_is_one_sentence(tmp_path: Path):
 @pytest.mark.parametrize(
     ("metadata", "sentence"),
     [
-        ({"proca.estimate_sise": 3}, r"unknown setting proca.estimate_sise\. Did you mean estimate_size\? The known ones"),
+        (
+            {"proca.estimate_sise": 3},
+            r"unknown setting proca.estimate_sise\. Did you mean estimate_size\? The known ones",
+        ),
         ({"proca.estimate_size": 0}, "estimate_size must be a whole number of at least 1, got 0"),
         ({"proca.scores_dir": "x"}, r"Leave proca\.scores_dir out"),
         ({"other": 1}, r"begin with proca\. here, not other"),
