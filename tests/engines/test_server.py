@@ -73,7 +73,7 @@ def test_a_wrong_model_name(server: str) -> None:
 
 def test_bytes_per_document(server: str, sst2: Prompts, caplog: pytest.LogCaptureFixture) -> None:
     """With labels and probes, at 4 shots."""
-    caplog.set_level(logging.INFO, logger="lm_eval.proca")
+    caplog.set_level(logging.INFO, logger="lm_eval.proca.models")
     ours = connect("local-completions-shared-prefix", server)
     ours.loglikelihood(sst2.asking(), disable_tqdm=True)
     [sent, received] = map(int, re.findall(r"(\d+) bytes sent, (\d+) received", caplog.text)[-1])

@@ -166,7 +166,7 @@ def connect(tiny_gpt2: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.fixture
 def log(caplog: pytest.LogCaptureFixture) -> Any:
-    caplog.set_level(logging.INFO, logger="lm_eval.proca")
+    caplog.set_level(logging.INFO, logger="lm_eval.proca.models")
     return lambda level=logging.WARNING: [
         record.getMessage()
         for record in caplog.records

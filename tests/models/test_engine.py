@@ -69,7 +69,7 @@ def ours(stock: HFLM, **options: Any) -> TinyEngineLM:
 
 @pytest.fixture
 def log(caplog: pytest.LogCaptureFixture) -> Any:
-    caplog.set_level(logging.WARNING, logger="lm_eval.proca")
+    caplog.set_level(logging.WARNING, logger="lm_eval.proca.models")
     return lambda: [record.getMessage() for record in caplog.records if record.name == "lm_eval.proca.models"]
 
 

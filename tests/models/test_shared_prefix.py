@@ -60,7 +60,7 @@ def served(request: pytest.FixtureRequest, tokenizer: PreTrainedTokenizerFast) -
 
 @pytest.fixture
 def log(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
-    caplog.set_level(logging.INFO, logger="lm_eval.proca")
+    caplog.set_level(logging.INFO, logger="lm_eval.proca.models")
     return lambda: [r.getMessage() for r in caplog.records if r.name.startswith("lm_eval.proca")]
 
 
