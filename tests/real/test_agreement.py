@@ -29,7 +29,7 @@ def tables(smollm2: Path, real_data: Path, tmp_path_factory: pytest.TempPathFact
     from lm_eval_proca.models.shared_prefix import SharedPrefixLM
 
     folder = tmp_path_factory.mktemp("scores")
-    settings = {"data_dir": str(real_data), "estimate_size": 150, "scores_dir": str(folder)}
+    settings = {"data_dir": str(real_data), "estimate_size": 100, "scores_dir": str(folder)}
     manager = TaskManager(include_path=ROOT / "task_configs", include_defaults=False, metadata={"proca": settings})
     lm = SharedPrefixLM(pretrained=str(smollm2), device="cpu", dtype="float32", batch_size="auto")
     lm_eval.simple_evaluate(

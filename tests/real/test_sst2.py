@@ -15,10 +15,10 @@ pytestmark = [pytest.mark.real, pytest.mark.slow]
 
 
 def test_calibration_helps_by_fifteen_points(lm_eval_cli, tmp_path: Path):
-    """One of the README's five seeds, on a part of the validation rows to stay quick."""
+    """One of the README's five seeds, on a part of its rows to stay quick."""
     done = lm_eval_cli(
         *["--tasks", "proca_sst2", "--num_fewshot", "4", "--seed", "0", "--limit", "200", "--batch_size", "16"],
-        *["--output_path", str(tmp_path)],
+        *["--metadata", "proca.estimate_size=200", "--output_path", str(tmp_path)],
     )
     assert done.returncode == 0, done.stderr[-3000:]
     for name in ("bc", "conca", "none", "proca"):
@@ -27,7 +27,7 @@ def test_calibration_helps_by_fifteen_points(lm_eval_cli, tmp_path: Path):
     assert accuracy["acc,proca"] >= accuracy["acc,none"] + 0.15
     assert accuracy["acc,proca"] >= 0.75
     assert "872" not in done.stdout
-    assert "about to score 200 eval + 500 estimate + 3 content-free documents x 2 labels = 1406 requests" in done.stderr
+    assert "about to score 200 eval + 200 estimate + 3 content-free documents x 2 labels = 806 requests" in done.stderr
 
 
 def test_raw_scores_are_those_of_the_stock_task(smollm2: Path, real_data: Path, tmp_path: Path):
