@@ -76,7 +76,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    # Hundreds of runs would bury the plan and the progress; LMEVAL_LOG_LEVEL, if set, wins.
     quiet_logging()
     datasets.disable_progress_bars()
     distributed.join()

@@ -89,7 +89,7 @@ class Cell:
         run: Part = {"num_fewshot": self.num_fewshot, "seed": self.seed, "limit": self.limit}
         if self.generated:  # rows that are sampled together share random numbers
             run |= {"estimate_set": self.estimate, "batch_size": model.batch_size}
-        if self.self_labelled:
+        if self.self_labelled:  # an earlier version let prompt 0 answer alone where prompts disagreed
             run["demonstrations"] = "self-labelled, all prompts answer"
         return run_identity(model.identity, self.file.path, asdict(settings), self.file.overrides, **run)
 
